@@ -1,0 +1,211 @@
+"""What a handler is given: the run, its inputs, and the ways to report and to be stopped.
+
+The built-in replication and a team's own ``@handler`` functions see nothing else of Claimcheck,
+so the same guarantees hold for both.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+
+class RunStopped(BaseException):
+    """The work must end now: the run was cancelled, fenced, drained or ran out of time.
+
+    A ``BaseException``, so that a handler's ``except Exception`` does not swallow it.
+    ``reason`` is one of ``cancelled``, ``fenced``, ``worker_shutdown`` and ``timeout``.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class HandlerFailure(Exception):
+    """A failure with a code of the contract; its message is stored after redaction.
+
+    ``permanent`` failures are not retried automatically (R-R4).
+    """
+
+    def __init__(self, message: str, *, code: str = "handler_error", permanent: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.permanent = permanent
+
+
+class PermanentFailure(HandlerFailure):
+    """A failure that another attempt would only repeat; recorded with the code ``permanent``."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="permanent", permanent=True)
+
+
+class Snooze(BaseException):
+    """Give the run back until ``delay`` seconds from now (database time), without counting an attempt (R-R3)."""
+
+    def __init__(self, delay: float) -> None:
+        super().__init__(f"snoozed for {delay} s")
+        self.delay = delay
+
+
+@dataclass(frozen=True, slots=True)
+class BoundDatasource:
+    """A datasource as the claim resolved it: the opened snapshot, immutable for the attempt (R-C5)."""
+
+    id: UUID
+    name: str
+    connector: str
+    config: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a handler hands back to be stored with the run's success, in the finishing transaction (R-F2).
+
+    ``watermark`` is the lower bound of the next read as text; ``watermark_type`` the PostgreSQL type
+    by which it is compared (R-F3). ``counters`` holds rows read, written, inserted, updated, unchanged.
+    """
+
+    result: Any = None
+    rows_processed: int | None = None
+    watermark: str | None = None
+    watermark_type: str | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The last progress that a handler reported; times are the heartbeat's, not its own."""
+
+    done: int = 0
+    total: int | None = None
+    total_is_estimate: bool = False
+    bytes: int | None = None
+    phase: str | None = None
+
+
+class RunContext:
+    """The run as its handler sees it. Thread-safe: the heartbeat thread reads and stops it."""
+
+    def __init__(
+        self,
+        *,
+        id: UUID,
+        root_run_id: UUID,
+        job: str,
+        job_id: UUID,
+        attempt: int,
+        fence: int,
+        definition: Mapping[str, Any],
+        params: Mapping[str, Any],
+        source: BoundDatasource | None = None,
+        sink: BoundDatasource | None = None,
+        watermark: str | None = None,
+        log: logging.Logger | None = None,
+    ) -> None:
+        self.id = id
+        self.root_run_id = root_run_id
+        self.job = job
+        self.job_id = job_id
+        self.attempt = attempt
+        self.fence = fence
+        self.definition = definition
+        self.params = params
+        self.source = source
+        self.sink = sink
+        self.watermark = watermark
+        self.log = log or logging.getLogger(f"claimcheck.run.{id}")
+        self._lock = threading.Lock()
+        self._progress = Progress()
+        self._progress_changed = threading.Event()
+        self._stop_reason: str | None = None
+        self._stoppers: dict[int, Callable[[], None]] = {}
+        self._next_stopper = 0
+        self._warning: str | None = None
+
+    # What the handler calls
+
+    def progress(
+        self,
+        done: int,
+        total: int | None = None,
+        *,
+        estimate: bool = False,
+        bytes: int | None = None,
+        phase: str | None = None,
+    ) -> None:
+        """Report progress in rows (and bytes). Costs no I/O: the heartbeat stores it at most once a second.
+
+        Raises RunStopped where the run was asked to stop.
+        """
+        self._progress = Progress(done, total, estimate, bytes, phase)
+        self._progress_changed.set()
+        self.check_cancelled()
+
+    def check_cancelled(self) -> None:
+        """Raise RunStopped if this run was cancelled, fenced, drained or ran out of time; else return at once.
+
+        Call it before the first write to the sink and inside the last transaction (R-K2).
+        """
+        if self._stop_reason is not None:
+            raise RunStopped(self._stop_reason)
+
+    @contextmanager
+    def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
+        """While the block runs, ``stop`` is called from another thread when the work must end.
+
+        ``stop`` breaks a blocking call (a statement, a socket); it may be called more than once,
+        and its errors are logged and ignored. Where the run was stopped already, RunStopped is raised.
+        """
+        with self._lock:
+            self._next_stopper += 1
+            key = self._next_stopper
+            self._stoppers[key] = stop
+        try:
+            self.check_cancelled()
+            yield
+        finally:
+            with self._lock:
+                self._stoppers.pop(key, None)
+
+    def sink_indeterminate(self, warning: str | None) -> None:
+        """State that the sink may be left between two contents from here on (None: no longer).
+
+        A cancellation that follows is stored with this text as its ``cancellation_warning`` (R-F4).
+        """
+        self._warning = warning
+
+    # What the worker calls
+
+    def stop(self, reason: str) -> None:
+        """Ask the work to end with ``reason``; the first reason stays. Breaks registered blocking calls."""
+        with self._lock:
+            if self._stop_reason is None:
+                self._stop_reason = reason
+            stoppers = list(self._stoppers.values())
+        for stop in stoppers:
+            try:
+                stop()
+            except Exception as error:
+                self.log.debug("a stopper of run %s failed: %s", self.id, type(error).__name__)
+
+    @property
+    def stop_reason(self) -> str | None:
+        return self._stop_reason
+
+    @property
+    def warning(self) -> str | None:
+        return self._warning
+
+    def take_progress(self) -> Progress | None:
+        """The progress reported since the last call, or None."""
+        if not self._progress_changed.is_set():
+            return None
+        self._progress_changed.clear()
+        return self._progress
