@@ -33,7 +33,9 @@ class HandlerFailure(Exception):
     ``permanent`` failures are not retried automatically (R-R4).
     """
 
-    def __init__(self, message: str, *, code: str = "handler_error", permanent: bool = False) -> None:
+    def __init__(
+        self, message: str, *, code: str = "handler_error", permanent: bool = False
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.permanent = permanent

@@ -1,0 +1,73 @@
+"""Bring the control database to the version that this code needs, and tell where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, text
+
+from alembic import command
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "alembic"
+
+# Any number of processes may migrate at once; one does, the others wait and find it done.
+MIGRATION_LOCK = 0x636C61696D
+
+
+class MigrationMissing(Exception):
+    """The database is not at the version that this code needs. Run: celery -A tasks db upgrade"""
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationStatus:
+    """Where the database stands; ``current`` is None in an empty database."""
+
+    current: str | None
+    head: str
+
+    @property
+    def is_current(self) -> bool:
+        return self.current == self.head
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
+    return config
+
+
+def head() -> str:
+    """The newest version that this code knows."""
+    return str(ScriptDirectory.from_config(_config()).get_current_head())
+
+
+def status(engine: Engine) -> MigrationStatus:
+    """Read the database's version."""
+    with engine.connect() as connection:
+        current = MigrationContext.configure(connection).get_current_revision()
+    return MigrationStatus(current, head())
+
+
+def upgrade(engine: Engine, revision: str = "head") -> MigrationStatus:
+    """Apply what is missing, in one transaction, and return where the database stands then."""
+    config = _config()
+    with engine.begin() as connection:
+        connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+    return status(engine)
+
+
+def require_current(engine: Engine) -> None:
+    """Raise MigrationMissing unless the database is at the version that this code needs."""
+    found = status(engine)
+    if not found.is_current:
+        where = "has no tables yet" if found.current is None else f"is at version {found.current}"
+        raise MigrationMissing(
+            f"The control database (DATABASE_URL) {where}; this code needs {found.head}. "
+            "Run: celery -A tasks db upgrade"
+        )
