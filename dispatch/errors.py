@@ -1,0 +1,51 @@
+"""Errors that callers of the Python API meet; each docstring is its message to the operator."""
+
+from __future__ import annotations
+
+
+class ClaimcheckError(Exception):
+    """The base of all errors that Claimcheck raises on purpose."""
+
+
+class UnknownJob(ClaimcheckError):
+    """No job has this name. List them with: celery -A tasks job list"""
+
+
+class UnknownRun(ClaimcheckError):
+    """No run has this id. List them with: celery -A tasks run list"""
+
+
+class JobDisabled(ClaimcheckError):
+    """The job, or its source or sink binding, is disabled. Enable it with: celery -A tasks job enable NAME"""
+
+
+class TriggerBusy(ClaimcheckError):
+    """Another open transaction holds this job or key; nothing was stored. Try again when it has ended."""
+
+
+class InvalidParameters(ClaimcheckError):
+    """The parameters or options cannot be stored with the run."""
+
+
+class OverlapRefused(ClaimcheckError):
+    """The job's overlap policy allows no second active run. Wait for that run or cancel it."""
+
+
+class NotCancellable(ClaimcheckError):
+    """The run has already ended as SUCCEEDED or FAILED; there is nothing to cancel."""
+
+
+class NotRetryable(ClaimcheckError):
+    """Only a FAILED run can be retried by hand."""
+
+
+class RunFailed(ClaimcheckError):
+    """The run ended as FAILED; ``error_code`` is one of the contract's codes."""
+
+    def __init__(self, error_code: str, message: str) -> None:
+        super().__init__(error_code, message)
+        self.error_code = error_code
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.error_code}: {self.message}"

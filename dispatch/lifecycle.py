@@ -1,0 +1,52 @@
+"""The states of a run and the transitions between them (R-S1, R-S2).
+
+The database enforces the same table with its guard trigger; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class JobRunStatus(StrEnum):
+    """The seven states of one attempt."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    CANCEL_REQUESTED = "CANCEL_REQUESTED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    RETRY_SCHEDULED = "RETRY_SCHEDULED"
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it counts for overlap: waiting (also in backoff), held, or being cancelled (R-T6)."""
+        return self in ACTIVE
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a process holds the run under a lease."""
+        return self in HELD
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether this attempt has ended; FAILED may still become RETRY_SCHEDULED by a manual retry."""
+        return self not in ACTIVE
+
+
+ACTIVE = frozenset({JobRunStatus.PENDING, JobRunStatus.RUNNING, JobRunStatus.CANCEL_REQUESTED})
+HELD = frozenset({JobRunStatus.RUNNING, JobRunStatus.CANCEL_REQUESTED})
+
+TRANSITIONS: frozenset[tuple[JobRunStatus, JobRunStatus]] = frozenset(
+    {
+        (JobRunStatus.PENDING, JobRunStatus.RUNNING),
+        (JobRunStatus.PENDING, JobRunStatus.CANCELLED),
+        (JobRunStatus.RUNNING, JobRunStatus.SUCCEEDED),
+        (JobRunStatus.RUNNING, JobRunStatus.FAILED),
+        (JobRunStatus.RUNNING, JobRunStatus.CANCEL_REQUESTED),
+        (JobRunStatus.RUNNING, JobRunStatus.RETRY_SCHEDULED),
+        (JobRunStatus.CANCEL_REQUESTED, JobRunStatus.CANCELLED),
+        (JobRunStatus.FAILED, JobRunStatus.RETRY_SCHEDULED),
+    }
+)
