@@ -1,0 +1,252 @@
+"""Taking credentials and row data out of texts before they are stored, logged or shown (R-X2).
+
+Two nets, because neither is enough alone: the shapes in which drivers print credentials, and
+the exact secrets of the datasources in use, in each encoding that a driver may print them in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import re
+import string
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, quote_plus, unquote, unquote_plus
+
+MASK = "***"
+
+_SECRET_NAME = (
+    r"(?:passwords?|passwd|pwd|passphrase|passfile|secret|token|credentials?"
+    r"|(?:api|access|account|private|shared|encryption)[_-]?key)"
+)
+_QUOTED = r"'(?:[^'\\]|\\.|'')*(?:'|\Z)|\"(?:[^\"\\]|\\.|\"\")*(?:\"|\Z)"
+
+_WORD = re.compile(r"\S+")
+_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+# The marks of scheme://user:PASSWORD@host, plain, and percent-encoded inside another URL.
+_URL_MARKS = (
+    ("://", re.compile(r"[:/?#]"), "@"),
+    ("%3a%2f%2f", re.compile(r"%3a|%2f|%3f|%23"), "%40"),
+)
+# ?password=..., &sslpassword=...
+_QUERY_PASSWORD = re.compile(rf"(?i)([?&][\w.-]{{0,40}}{_SECRET_NAME}[\w.-]{{0,40}}=)[^&#\s'\"]*")
+# password=..., password = '...', "password": "...", password: ...
+_NAMED_SECRET = re.compile(
+    rf"(?is)(?<![?&])({_SECRET_NAME}[\w-]{{0,40}}\\?[\"']?\s{{0,4}}[=:]\s{{0,4}})"
+    rf"({_QUOTED}|(?:\\.|[^\s\\])+)"
+)
+# ALTER ROLE ... PASSWORD '...', IDENTIFIED BY '...'
+_SQL_PASSWORD = re.compile(rf"(?is)\b((?:password|identified\s+by)\s+e?)({_QUOTED})")
+
+_FIELD_END = (
+    r"(?=\n(?:DETAIL|CONTEXT|HINT|ERROR|FATAL|PANIC|WARNING|NOTICE|QUERY|STATEMENT|LOCATION"
+    r"|LINE \d+|SCHEMA NAME|TABLE NAME|COLUMN NAME|CONSTRAINT NAME):"
+    r"|\n\[SQL: |\n\[parameters: |\n\(Background on this error"
+    r"|\n\n(?:The above exception|During handling)|\nTraceback \(most recent|\Z)"
+)
+_DETAIL = re.compile(rf"(?s)\b(DETAIL|CONTEXT|QUERY|STATEMENT):(\s*)(.*?){_FIELD_END}")
+_PARAMETERS = re.compile(rf"(?s)(\[parameters: ).*?(\]?){_FIELD_END}")
+# What says where a fault is without quoting what stands there.
+_SAFE_DETAIL = re.compile(
+    r"COPY [^\n:]{1,200}?, line \d+(?:, column [^\n:]{1,200})?"
+    r"|Process \d+ waits for [^\n]*(?:\nProcess \d+ waits for [^\n]*)*"
+    r"|(?:while )?(?:updating|locking|deleting|inserting index) tuple \(\d+,\d+\) in relation "
+    r"[^\n]*"
+)
+_QUOTED_VALUE = re.compile(
+    r"(?s)((?:invalid input (?:syntax|value) for [^\n:]{1,200}?|malformed (?:array|range|record)"
+    r" literal|(?:date/time|timestamp|interval)[^\n:]{0,60} out of range): )\"(?:.*?)\"(?=\n|\Z)"
+)
+_MYSQL_VALUE = re.compile(
+    r"(?is)\b((?:duplicate entry|incorrect [\w ]{1,40} value:) )'.*?'(?= for (?:key|column))"
+)
+
+
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """``text`` without passwords, the given secrets, and the row data that PostgreSQL quotes.
+
+    ``secrets`` are plain values; each is also found URL-encoded, JSON-escaped and quoted. Those
+    of ``secrets_known`` blocks that are open in this process are always taken out.
+    """
+    known = frozenset(secrets) | _known.current()
+    if known and (pattern := _pattern(known)):
+        text = pattern.sub(MASK, text)
+    text = _PARAMETERS.sub(rf"\g<1>{MASK}\g<2>", text)
+    text = _DETAIL.sub(_shorten_detail, text)
+    text = _QUOTED_VALUE.sub(rf"\g<1>{MASK}", text)
+    text = _MYSQL_VALUE.sub(rf"\g<1>{MASK}", text)
+    if "://" in text or "%2F%2F" in text.upper():
+        text = _WORD.sub(_mask_userinfo, text)
+    text = _QUERY_PASSWORD.sub(rf"\g<1>{MASK}", text)
+    text = _NAMED_SECRET.sub(_mask_value, text)
+    return _SQL_PASSWORD.sub(_mask_value, text)
+
+
+def secrets_of(config: Mapping[str, Any]) -> frozenset[str]:
+    """The secrets of a datasource's configuration: passwords in its URLs and connection strings,
+    and every value whose name says that it is one, at any depth.
+    """
+    return frozenset(secret for secret in _walk(config) if secret)
+
+
+def _walk(value: Any, *, secret: bool = False) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            named_so = re.search(_SECRET_NAME, str(name), re.IGNORECASE) is not None
+            yield from _walk(item, secret=secret or named_so)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _walk(item, secret=secret)
+    elif isinstance(value, str):
+        if secret:
+            yield value
+        yield from _in_connection_string(value)
+    elif secret and isinstance(value, int) and not isinstance(value, bool):
+        yield str(value)
+
+
+def _in_connection_string(value: str) -> Iterator[str]:
+    found = []
+    if "://" in value:
+        # Both readings of an unencoded "@" or "/": libraries disagree about where a password ends.
+        found += re.findall(r"://[^\s:/?#]*:(\S*)@", value)
+        found += re.findall(r"://[^\s:/?#]*:([^@\s]*)@", value)
+        found += re.findall(rf"(?i)[?&][\w.-]*{_SECRET_NAME}[\w.-]*=([^&#]*)", value)
+    else:
+        for quoted, plain in re.findall(
+            rf"(?is){_SECRET_NAME}\w*\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:\\.|[^\s\\'])+))", value
+        ):
+            found.append(re.sub(r"(?s)\\(.)", r"\1", quoted or plain))
+    for secret in found:
+        yield from (secret, unquote(secret), unquote_plus(secret))
+
+
+@contextlib.contextmanager
+def secrets_known(secrets: Iterable[str]) -> Iterator[None]:
+    """While the block runs, every ``redact`` in this process takes these secrets out too."""
+    added = frozenset(secrets)
+    _known.add(added)
+    try:
+        yield
+    finally:
+        _known.remove(added)
+
+
+class RedactingFilter(logging.Filter):
+    """Redacts each record that passes: message, traceback and stack.
+
+    It belongs on handlers; a logger's own filter does not see what its children log.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        try:
+            message = record.getMessage()
+        except Exception:
+            # A faulty logging call: its arguments would otherwise be printed by logging itself.
+            message = f"{record.msg!s} [its arguments do not fit]"
+        record.msg = redact(message)
+        record.args = None
+        if record.exc_info and not record.exc_text:
+            # Formatters print exc_text, where it is set, instead of formatting exc_info again.
+            record.exc_text = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+        if record.exc_text:
+            record.exc_text = redact(record.exc_text)
+        if record.stack_info:
+            record.stack_info = redact(record.stack_info)
+        return True
+
+
+class _KnownSecrets:
+    """The secrets of the runs that this process has open, counted: two runs may share one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._current: frozenset[str] = frozenset()
+
+    def add(self, secrets: frozenset[str]) -> None:
+        with self._lock:
+            self._counts.update(secrets)
+            self._current = frozenset(self._counts)
+
+    def remove(self, secrets: frozenset[str]) -> None:
+        with self._lock:
+            self._counts.subtract(secrets)
+            self._counts = +self._counts
+            self._current = frozenset(self._counts)
+
+    def current(self) -> frozenset[str]:
+        return self._current
+
+
+_known = _KnownSecrets()
+
+
+@functools.lru_cache(maxsize=64)
+def _pattern(secrets: frozenset[str]) -> re.Pattern[str] | None:
+    forms = {form for secret in secrets for form in _encoded(secret) if form.strip()}
+    if not forms:
+        return None
+    # The longest first, so that no shorter secret leaves the rest of a longer one standing.
+    return re.compile("|".join(_as_pattern(form) for form in sorted(forms, key=len, reverse=True)))
+
+
+def _as_pattern(form: str) -> str:
+    escaped = re.sub(
+        r"%[0-9A-Fa-f]{2}",
+        lambda found: f"(?i:{found.group()})",
+        re.escape(form).replace(r"\%", "%"),
+    )
+    # A very short secret occurs in ordinary words, and taking those apart hides nothing.
+    return rf"(?<!\w){escaped}(?!\w)" if len(form) < 4 else escaped
+
+
+def _encoded(secret: str) -> Iterator[str]:
+    yield secret
+    yield quote(secret, safe="")
+    yield quote(secret)
+    yield quote(secret, safe=" !$&'()*+,;=:~")
+    yield quote_plus(secret)
+    yield json.dumps(secret)[1:-1]
+    yield json.dumps(secret, ensure_ascii=False)[1:-1]
+    yield repr(secret)[1:-1]
+    yield secret.replace("\\", "\\\\").replace("'", "\\'")
+    yield secret.replace("'", "''")
+
+
+def _mask_userinfo(word: re.Match[str]) -> str:
+    """Mask from the user's colon to the last "@" of the word: a password may hold "@" or "/"."""
+    text = word.group()
+    for opening, delimiter, end in _URL_MARKS:
+        # Not lower(): that changes the length of some letters, and so every position after them.
+        lower = text.translate(_LOWER)
+        last = lower.rfind(end)
+        start = lower.find(opening)
+        while 0 <= start < last:
+            found = delimiter.search(lower, start + len(opening), last)
+            if found and found.group() in (":", "%3a"):
+                text = text[: found.end()] + MASK + text[last:]
+                break
+            start = lower.find(opening, start + 1)
+    return text
+
+
+def _mask_value(named: re.Match[str]) -> str:
+    name, value = named.groups()
+    quote_mark = value[0] if value[0] in "'\"" else ""
+    return f"{name}{quote_mark}{MASK}{quote_mark}"
+
+
+def _shorten_detail(field: re.Match[str]) -> str:
+    label, space, content = field.groups()
+    safe = _SAFE_DETAIL.match(content)
+    if safe is None:
+        return f"{label}:{space}{MASK}"
+    rest = content[safe.end() :]
+    return f"{label}:{space}{safe.group()}" + (f": {MASK}" if rest.strip() else "")
