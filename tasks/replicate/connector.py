@@ -1,0 +1,532 @@
+"""The interface behind which every database and file format stands.
+
+A connector is one object (see :class:`Connector`) that says what it can do, as data, and opens
+two kinds of ends: a :class:`Source` that is read and a :class:`Sink` that is written. The modes
+of replication are written once, on these ends; a connector knows its engine and nothing of modes.
+A third party registers a connector under the entry point group ``claimcheck.connectors``, and
+must pass the suite in ``tests/replicate/conformance.py``.
+
+The duties of every end
+- One end belongs to one run and is used by one thread, but for :meth:`End.stop`, which another
+  thread calls: it must break a blocking call within a second, also when the server is frozen.
+- Driver errors leave an end only as :class:`SourceError` or :class:`SinkError`, with the engine's
+  own error code and main message, and with no row data, no URL and no password in them.
+- A value arrives as it was or the run fails naming the column. Where an engine would round, cut,
+  reinterpret or default a value without an error, the connector's :meth:`Sink.fit` must say so
+  (a guard or a refusal). Sessions are set to UTC, UTF-8 and the engine's strictest mode.
+
+Cells, the values of the row lane
+``None``, ``bool``, ``int``, ``float``, ``str`` and ``bytes``, and nothing else. By kind:
+
+=========== ================================================================================
+BOOLEAN     ``bool``
+INTEGER     ``int``
+FLOAT       ``float``, also nan and inf
+DECIMAL     ``str``: digits with an optional sign and point, no exponent; ``NaN``, ``Infinity``
+TEXT        ``str``; where the engine has '' and NULL, they stay two values
+BYTES       ``bytes``
+DATE        ``str`` as ``2026-11-01``; what Python cannot hold stays text: ``infinity``,
+            ``0044-03-15 BC``
+TIME        ``str`` as ``23:59:59.123456``
+TIMESTAMP   ``str`` as ``2026-11-01 23:59:59.123456``, a wall clock without a zone
+TIMESTAMPTZ ``str`` as ``2026-11-01 23:59:59.123456+00``, always in UTC
+INTERVAL    ``str`` in PostgreSQL's ``postgres`` style
+UUID        ``str``, lower case with hyphens
+JSON        ``str``, the document's text
+OTHER       ``str``, the engine's own text (arrays, ranges, network addresses, enums)
+=========== ================================================================================
+
+A fraction of a second may end in zeros or leave them out; checksums take both as one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from dispatch.context import HandlerFailure
+
+Cell = None | bool | int | float | str | bytes
+Row = tuple[Cell, ...]
+TableName = tuple[str, ...]
+"""A table's name in parts, outermost first, each literal: ``("public", "My Orders")``."""
+
+MODES = ("complete", "complete-atomic", "incremental")
+ATOMIC_WAYS = ("delete", "diff", "truncate", "rename")
+DEFAULT_LAG_SECONDS = 300
+"""Of time watermarks, where no safe bound is known and the job sets no ``lag``."""
+DEFAULT_LAG_UNITS = 10_000
+"""Of numeric watermarks, likewise."""
+
+
+class SourceError(HandlerFailure):
+    """The source refused or broke; stored with the code ``source_error``."""
+
+    def __init__(self, message: str, *, permanent: bool = False) -> None:
+        super().__init__(message, code="source_error", permanent=permanent)
+
+
+class SinkError(HandlerFailure):
+    """The sink refused or broke; stored with the code ``sink_error``."""
+
+    def __init__(self, message: str, *, permanent: bool = False) -> None:
+        super().__init__(message, code="sink_error", permanent=permanent)
+
+
+class Fenced(HandlerFailure):
+    """A newer attempt of this job has written to the sink: this one may not (R-F5)."""
+
+    def __init__(self, mine: int, found: int) -> None:
+        super().__init__(
+            f"a newer attempt (fence {found}) has written to the sink; this one ({mine}) stops",
+            code="sink_error",
+            permanent=True,
+        )
+
+
+class CommitUnknown(SinkError):
+    """The connection broke while the sink committed; :meth:`Sink.settle` finds out the end."""
+
+
+class Kind(StrEnum):
+    """What a column's values are, whatever an engine calls its type."""
+
+    BOOLEAN = "boolean"
+    INTEGER = "integer"
+    DECIMAL = "decimal"
+    FLOAT = "float"
+    TEXT = "text"
+    BYTES = "bytes"
+    DATE = "date"
+    TIME = "time"
+    TIMESTAMP = "timestamp"
+    TIMESTAMPTZ = "timestamptz"
+    INTERVAL = "interval"
+    UUID = "uuid"
+    JSON = "json"
+    OTHER = "other"
+
+
+class Lane(StrEnum):
+    """How data travels between the ends.
+
+    ROWS carries lists of rows of cells; every end must know it. The others carry bytes:
+    COPY_BINARY and COPY_TEXT as PostgreSQL's COPY writes them, COPY_CSV as its ``FORMAT csv``
+    does by default (comma, double quotes doubled, NULL is an empty unquoted field and '' is
+    ``""``, no header, UTF-8, true and false as ``t`` and ``f``, bytes as ``\\x`` and hexadecimal).
+    """
+
+    ROWS = "rows"
+    COPY_BINARY = "copy-binary"
+    COPY_TEXT = "copy-text"
+    COPY_CSV = "copy-csv"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """A type: its kind, the limits that matter when values move, and the engine's name for it."""
+
+    kind: Kind
+    name: str
+    """As the engine prints it with its modifiers, for example ``character varying(20)``."""
+    bits: int | None = None
+    """Of INTEGER (8 to 64) and FLOAT (32, 64); None is unlimited."""
+    unsigned: bool = False
+    precision: int | None = None
+    """Digits of DECIMAL in all; digits of a fraction of a second of times. None is unlimited."""
+    scale: int | None = None
+    """Digits of DECIMAL after the point; None is unlimited."""
+    length: int | None = None
+    """Characters of TEXT, octets of BYTES; None is unlimited."""
+    loose: bool = False
+    """The engine does not bind values to the type (SQLite's affinities, the text of a CSV file),
+    so that any cell may come; a sink of another engine then guards each value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a relation."""
+
+    name: str
+    type: ColumnType
+    nullable: bool = True
+    has_default: bool = False
+    generated: bool = False
+    """Computed by the engine; cannot be written."""
+    identity: bool = False
+    """Numbered by the engine from a sequence, which a load must move on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table, view, query result or file as its end describes it."""
+
+    columns: tuple[Column, ...]
+    key: tuple[str, ...] = ()
+    """The primary key, or else a unique key whose columns are all NOT NULL; empty without one."""
+    rows: int | None = None
+    """An estimate for progress; None is unknown."""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    """What only the connector itself needs to remember about it; must be picklable."""
+
+    def column(self, name: str) -> Column | None:
+        return next((column for column in self.columns if column.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A check of one column's cells in the row lane, by name, so that it can cross to a process.
+
+    The names are those of ``tasks.replicate.guards.GUARDS``.
+    """
+
+    name: str
+    argument: int | None = None
+    second: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether values of a source column can be stored unchanged in a sink column, and how.
+
+    ``refusal`` says why not, and what to do. ``lanes`` are those in which it is right.
+    ``read_as`` is an expression template for the source's own SQL (``{}`` stands for the column),
+    only ever set by a sink for a source of the same dialect. ``guards`` check cells where the
+    engine itself would change one silently; they restrict the lanes to ROWS.
+    """
+
+    lanes: frozenset[Lane] = frozenset({Lane.ROWS})
+    read_as: str | None = None
+    guards: tuple[Guard, ...] = ()
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlan:
+    """One column's way from the source to the sink."""
+
+    source: Column
+    sink: Column
+    read_as: str | None = None
+    guards: tuple[Guard, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """What to read. The planner fills ``columns``; a request without them asks for all.
+
+    ``since`` is the inclusive lower bound of ``watermark``, as text: rows at or above it are
+    read, and so are rows whose watermark is NULL, which would otherwise never arrive.
+    """
+
+    table: TableName | None = None
+    query: str | None = None
+    where: str | None = None
+    columns: tuple[ColumnPlan, ...] = ()
+    watermark: str | None = None
+    since: str | None = None
+    fetch_size: int = 5000
+    """Rows of one batch in the row lane; never rows held in memory beyond that."""
+
+    def planned(self, columns: Sequence[ColumnPlan]) -> ReadRequest:
+        return replace(self, columns=tuple(columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A share of a request, read by one reader. ``bounds`` is the source's own and picklable."""
+
+    number: int
+    bounds: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Some rows on their way: a list of rows of cells, or bytes of a lane, with their counts."""
+
+    data: list[Row] | bytes
+    rows: int
+    size: int
+    """Bytes as they count for progress and bandwidth; an estimate in the row lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The lower bound of the next incremental read, decided before this read's snapshot (R-F3)."""
+
+    value: str | None
+    """As text; None keeps the old one."""
+    type: str
+    """The PostgreSQL type by which the control database compares it: ``timestamptz``,
+    ``timestamp``, ``date``, ``bigint``, ``numeric``, ``xid8`` or ``text``."""
+    warning: str | None = None
+    """Stated with the run where the bound rests on a lag and not on knowledge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What publishing staged rows changed in the target."""
+
+    inserted: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    deleted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One run's task at the sink; picklable, so that parts can cross to other processes."""
+
+    table: TableName
+    columns: tuple[ColumnPlan, ...]
+    mode: str
+    lane: Lane
+    run_id: str
+    scope: str
+    """The fence's scope: the job's id (R-F5)."""
+    fence: int
+    key: tuple[str, ...] = ()
+    """Sink columns by which ``merge`` and ``diff`` find rows."""
+    watermark: str | None = None
+    """The sink column that tells which of several staged rows with one key is the newest."""
+    how: str = ""
+    """How staged rows reach the target: ``merge`` or one of ATOMIC_WAYS; empty without staging."""
+    staging_schema: str | None = None
+    relation: Relation | None = None
+    """The target as described when the run was planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a connector can do, as data: commands and docs print it, ``apply`` checks against it."""
+
+    title: str
+    source_modes: frozenset[str] = frozenset()
+    """Modes in which it can be read; empty where it is no source."""
+    sink_modes: frozenset[str] = frozenset()
+    atomic: tuple[str, ...] = ()
+    """Ways of ``complete-atomic`` at the sink, the default first."""
+    queries: bool = False
+    """``query`` and ``where`` as source."""
+    parallel_source: bool = False
+    parallel_sink: bool = False
+    watermark: str = "none"
+    """``safe`` (a bound that misses nothing), ``lag`` (a stated lag) or ``none``."""
+    transactional: bool = False
+    """As sink: the fence and the change commit together (R-F5)."""
+    create: bool = False
+    analyze: bool = False
+    patterns: bool = False
+    """``tables`` as source: it can list its tables."""
+    cancel: str = ""
+    """How a blocking call is broken, for the docs."""
+    tested: str = "untested"
+    """The versions that the project's tests run against, for the docs."""
+    extra: str | None = None
+    """The optional dependency it needs: ``pip install 'celery-claimcheck[EXTRA]'``."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Keys of a datasource's configuration, each with one line on it."""
+    secrets: frozenset[str] = frozenset({"url"})
+    """Those of them that may carry a password."""
+
+
+class End(ABC):
+    """What a source and a sink share."""
+
+    dialect: ClassVar[str] = ""
+    """Two ends with one dialect read each other's types, expressions and checksums."""
+    lanes: ClassVar[tuple[Lane, ...]] = (Lane.ROWS,)
+    """The lanes it knows, the fastest first."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Break whatever blocks, from another thread, within a second; may be called repeatedly."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything; never raises, never blocks for long."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Source(End):
+    """An open source. Order of calls: describe, [bound], snapshot, [split], read..., close."""
+
+    @abstractmethod
+    def describe(self, request: ReadRequest) -> Relation:
+        """The columns of the table or query in their order, the key and an estimate of rows.
+
+        Raises SourceError (permanent) where the table, a named column or a right is missing.
+        """
+
+    def tables(self) -> list[TableName]:
+        """All tables a pattern may match, by name; views, system and Claimcheck's own left out."""
+        raise SourceError("this connector cannot list tables", permanent=True)
+
+    def bound(self, request: ReadRequest, column: Column, lag: float | None) -> Bound:
+        """The next read's lower bound; called before :meth:`snapshot`.
+
+        ``lag`` is in seconds for times and in units for numbers; None is the connector's own
+        default. Raises SourceError (permanent) where nothing safe can be said: never guesses.
+        """
+        raise SourceError("this connector has no incremental reads", permanent=True)
+
+    def snapshot(self) -> None:
+        """Begin to see one state of the data, kept until close, by all later calls."""
+
+    def split(self, request: ReadRequest, parts: int) -> list[Part]:
+        """At most ``parts`` shares that together are the request, each row in exactly one."""
+        return [Part(0)]
+
+    def join(self, part: Part) -> None:
+        """In another process: see the state of the source whose :meth:`split` made ``part``."""
+
+    @abstractmethod
+    def read(self, request: ReadRequest, part: Part, lane: Lane) -> Iterator[Batch]:
+        """The rows in batches, each column in the request's order; memory stays bounded."""
+
+    @abstractmethod
+    def count(self, request: ReadRequest) -> int:
+        """Rows of the request, in the snapshot."""
+
+    def checksum(self, request: ReadRequest) -> Any:
+        """A checksum of the request's rows, in the snapshot, in the dialect's own form.
+
+        Only asked where both ends have one dialect; otherwise cells are compared.
+        """
+        raise NotImplementedError
+
+
+class Sink(End):
+    """An open sink. ``describe``, ``fit`` and ``refusals`` change nothing."""
+
+    @abstractmethod
+    def describe(self, table: TableName) -> Relation | None:
+        """The target table, or None where it does not exist."""
+
+    def fit(self, source: Column, sink: Column, dialect: str) -> Fit:
+        """Whether and how values of ``source`` (of an end of that dialect) are stored unchanged."""
+        from tasks.replicate.fits import fit
+
+        return fit(source.type, sink.type)
+
+    @abstractmethod
+    def refusals(self, load: Load) -> list[str]:
+        """All that would make this load fail or do harm, each with the way out: rights, foreign
+        keys, triggers, a missing key, a way that does not suit the table. Changes nothing."""
+
+    def create(
+        self, table: TableName, columns: Sequence[Column], key: Sequence[str], dialect: str
+    ) -> None:
+        """Make the target for a source's columns (of an end of ``dialect``); commits by itself."""
+        raise SinkError("this connector cannot create tables", permanent=True)
+
+    # The fence and the transactions that change the target
+
+    @abstractmethod
+    def begin(self, load: Load) -> None:
+        """Begin a transaction that will change the target, and pass the fence (R-F5).
+
+        The first of a run records ``load.fence`` for ``load.scope``; later ones lock that record.
+        Raises Fenced where a higher number stands there. A sink that is not transactional keeps
+        its record as well as it can.
+        """
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Commit; raises CommitUnknown where the connection broke meanwhile."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Undo the open transaction, if any; never raises."""
+
+    def settle(self, load: Load) -> bool:
+        """After CommitUnknown: whether it committed. Opens a connection of its own, locks the fence
+        record (so that the lost transaction has ended) and reads it."""
+        raise SinkError("the sink broke while it committed; its content is not known")
+
+    # What happens inside
+
+    @abstractmethod
+    def truncate(self, load: Load) -> None:
+        """Empty the target, inside begin and commit."""
+
+    def stage(self, load: Load) -> None:
+        """Make this run's empty staging table (in its own transaction), and remove staging that
+        runs of the same scope with a lower fence left behind."""
+        raise SinkError("this connector has no staging", permanent=True)
+
+    @abstractmethod
+    def write(self, load: Load, batches: Iterable[Batch], *, staging: bool) -> int:
+        """Store the batches of ``load.lane`` and return the rows stored.
+
+        Into the target inside begin and commit; into staging in a transaction of its own.
+        Errors raised by ``batches`` itself pass through unchanged.
+        """
+
+    def publish(self, load: Load) -> Counts:
+        """Bring the staged rows to the target as ``load.how`` says, inside begin and commit.
+
+        ``merge`` inserts or updates by key and leaves equal rows alone; ``delete`` and
+        ``truncate`` empty and fill; ``diff`` changes only what differs; ``rename`` swaps tables.
+        """
+        raise SinkError("this connector has no staging", permanent=True)
+
+    def unstage(self, load: Load) -> None:
+        """Drop this run's staging table; never raises."""
+
+    def finish(self, load: Load, *, analyze: bool) -> list[str]:
+        """After the last commit: move sequences of loaded identity columns on, and analyze.
+
+        Returns warnings; a failure here does not undo the load.
+        """
+        return []
+
+    # Verification, inside the last transaction where there is one
+
+    @abstractmethod
+    def count(self, load: Load) -> int:
+        """Rows of the target; in mode ``incremental`` only those whose key is staged."""
+
+    @abstractmethod
+    def scan(self, load: Load) -> Iterator[Batch]:
+        """The same rows as cells, the sink columns of ``load.columns`` in order (ROWS lane)."""
+
+    def checksum(self, load: Load) -> Any:
+        """A checksum of the same rows; equal to the source's when all arrived."""
+        raise NotImplementedError
+
+
+class Connector(ABC):
+    """One kind of datasource. Stateless; its module imports no driver before an end is opened."""
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+
+    def missing(self) -> str | None:
+        """The name of a driver module that is not installed, or None."""
+        return None
+
+    @abstractmethod
+    def check_config(self, config: Mapping[str, Any]) -> list[str]:
+        """What is wrong with a configuration, without connecting and without echoing it."""
+
+    @abstractmethod
+    def test(self, config: Mapping[str, Any]) -> str:
+        """Connect, within ten seconds, and tell the product and version; errors as SourceError."""
+
+    @abstractmethod
+    def source(self, config: Mapping[str, Any], *, name: str = "") -> Source:
+        """Open a source; connects within ten seconds. ``name`` is shown in the engine's session
+        list where it has one (``claimcheck/SCOPE/FENCE``)."""
+
+    @abstractmethod
+    def sink(self, config: Mapping[str, Any], *, name: str = "") -> Sink:
+        """Open a sink, likewise."""

@@ -1,0 +1,1 @@
+"""The connectors that come with Claimcheck, a module or package for each engine."""

@@ -1,0 +1,161 @@
+"""The connectors there are, what they can do, and what a job asks of them."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import logging
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from tasks.replicate.connector import DEFAULT_LAG_SECONDS, DEFAULT_LAG_UNITS, Connector
+from tasks.replicate.spec import ReplicationSpec
+
+GROUP = "claimcheck.connectors"
+BUILT_IN = {
+    "postgresql": "tasks.replicate.connectors.postgresql:PostgreSQL",
+}
+ALIASES = {"postgres": "postgresql", "mariadb": "mysql"}
+
+log = logging.getLogger("claimcheck.replicate")
+
+
+class UnknownConnector(ValueError):
+    """There is no connector of that name; the message lists those there are."""
+
+
+class MissingExtra(ValueError):
+    """A connector's driver is not installed; the message gives the install command."""
+
+
+@functools.cache
+def connectors() -> Mapping[str, Connector]:
+    """Every connector by name: the built-in ones and those of the entry point group.
+
+    A third party's connector that cannot be imported is logged and left out; it cannot take
+    a built-in name.
+    """
+    found: dict[str, Connector] = {}
+    for name, path in BUILT_IN.items():
+        module, _, attribute = path.partition(":")
+        found[name] = getattr(importlib.import_module(module), attribute)()
+    for entry in entry_points(group=GROUP):
+        if entry.name in found:
+            log.warning(
+                "connector %s of %s is left out: the name is taken", entry.name, entry.value
+            )
+            continue
+        try:
+            found[entry.name] = entry.load()()
+        except Exception as error:
+            log.warning(
+                "connector %s of %s cannot be loaded: %s",
+                entry.name,
+                entry.value,
+                type(error).__name__,
+            )
+    return found
+
+
+def get(name: str) -> Connector:
+    """The connector of that name, with its driver installed.
+
+    Raises UnknownConnector or MissingExtra.
+    """
+    known = connectors()
+    connector = known.get(ALIASES.get(name, name))
+    if connector is None:
+        close = difflib.get_close_matches(name, [*known, *ALIASES], n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise UnknownConnector(f"no connector is named {name}{hint} (there are {', '.join(known)})")
+    driver = connector.missing()
+    if driver is not None:
+        extra = connector.capabilities.extra
+        command = f"pip install 'celery-claimcheck[{extra}]'" if extra else f"pip install {driver}"
+        raise MissingExtra(f"connector {name} needs {driver}, which is not installed: {command}")
+    return connector
+
+
+def check_config(name: str, config: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a datasource's configuration, each as one message without its values."""
+    try:
+        connector = get(name)
+    except (UnknownConnector, MissingExtra) as error:
+        return [str(error)]
+    return connector.check_config(config)
+
+
+def test(name: str, config: Mapping[str, Any]) -> str:
+    """Connect and tell product and version; raises ValueError or SourceError, both redacted."""
+    connector = get(name)
+    problems = connector.check_config(config)
+    if problems:
+        raise ValueError("; ".join(problems))
+    return connector.test(config)
+
+
+def problems(spec: ReplicationSpec, source_connector: str, sink_connector: str) -> list[str]:
+    """What the job asks for that its connectors cannot do, for ``apply``; empty if all is well."""
+    found: list[str] = []
+    try:
+        source, sink = get(source_connector), get(sink_connector)
+    except (UnknownConnector, MissingExtra) as error:
+        return [str(error)]
+    reads, writes = source.capabilities, sink.capabilities
+
+    def need(able: bool, key: str, message: str) -> None:
+        if not able:
+            found.append(f"{key}: {message}")
+
+    if not reads.source_modes:
+        found.append(f"source: {source.name} cannot be a source")
+    elif spec.mode not in reads.source_modes:
+        can = ", ".join(sorted(reads.source_modes))
+        found.append(f"mode: {source.name} cannot be read in mode {spec.mode}; it can {can}")
+    if not writes.sink_modes:
+        found.append(f"sink: {sink.name} cannot be a sink")
+    elif spec.mode not in writes.sink_modes:
+        can = ", ".join(sorted(writes.sink_modes))
+        found.append(f"mode: {sink.name} cannot be written in mode {spec.mode}; it can {can}")
+    if spec.source.query is not None or spec.source.where is not None:
+        need(reads.queries, "source", f"{source.name} has no query and no where; remove them")
+    if spec.atomic is not None and spec.mode in writes.sink_modes:
+        ways = ", ".join(writes.atomic) or "none"
+        need(spec.atomic in writes.atomic, "atomic", f"{sink.name} can {ways}, not {spec.atomic}")
+    if spec.parallelism > 1:
+        need(
+            reads.parallel_source, "parallelism", f"{source.name} is read by one reader; remove it"
+        )
+        need(
+            writes.parallel_sink, "parallelism", f"{sink.name} is written by one writer; remove it"
+        )
+    if spec.create:
+        need(writes.create, "create", f"{sink.name} cannot create the sink; create it yourself")
+    if spec.analyze:
+        need(writes.analyze, "analyze", f"{sink.name} has no statistics to gather; remove it")
+    if spec.tables is not None:
+        need(reads.patterns, "tables", f"{source.name} cannot list tables; write a job for each")
+    return found
+
+
+def watermark_note(spec: ReplicationSpec, source_connector: str) -> str | None:
+    """One line for ``job show`` on how an incremental job's lower bound is found (R-F3)."""
+    if spec.mode != "incremental":
+        return None
+    kind = get(source_connector).capabilities.watermark
+    lag = "" if spec.lag is None else f"{spec.lag:g}"
+    if kind == "safe" and spec.lag is None:
+        return (
+            "safe bound: on a primary, for timestamptz and xid8 columns, from its open "
+            f"transactions; otherwise the source is read again with a lag of {DEFAULT_LAG_SECONDS} s "
+            f"(numbers: {DEFAULT_LAG_UNITS}), and rows that commit later than that are missed"
+        )
+    if kind == "safe":
+        return f"safe bound, and a lag of {lag} (seconds of a time, units of a number) below it"
+    lag = lag or f"{DEFAULT_LAG_SECONDS} s (numbers: {DEFAULT_LAG_UNITS})"
+    return (
+        f"lag of {lag}: rows whose transaction takes longer than that to commit are missed; "
+        "set lag above the longest transaction of the source"
+    )

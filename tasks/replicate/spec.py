@@ -1,0 +1,290 @@
+"""What a replication job's definition says, checked and typed."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+
+from tasks.replicate.names import matching, split_name
+
+Mode = Literal["complete", "complete-atomic", "incremental"]
+
+GENERAL_KEYS = frozenset(
+    {"name", "description", "retry", "timeout", "overlap", "concurrency", "queue", "priority"}
+    | {"schedules", "enabled", "paused", "params"}
+)
+"""Keys that every job may have and that are not replication's own; ``parse`` passes them by."""
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi)?b?(?:/s)?", re.IGNORECASE)
+_FACTOR = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake in a definition: the key it stands at (``source.table``) and the way out."""
+
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}" if self.key else self.message
+
+
+class SpecError(ValueError):
+    """A definition is wrong; ``problems`` holds every mistake found, not only the first."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = problems
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _names(value: Any) -> Any:
+    if isinstance(value, str):
+        raise ValueError(f"is one text; write a list, such as [{value}]")
+    return value
+
+
+def _table(value: str | None) -> str | None:
+    if value is not None:
+        split_name(value)
+    return value
+
+
+class SourceSpec(_Part):
+    """What to read: a table with chosen columns and rows, or a query in the source's own SQL."""
+
+    datasource: str
+    table: str | None = None
+    query: str | None = None
+    columns: tuple[str, ...] | None = None
+    where: str | None = None
+
+    _check_columns = field_validator("columns", mode="before")(_names)
+    _check_table = field_validator("table")(_table)
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> SourceSpec:
+        if self.table is not None and self.query is not None:
+            raise ValueError("has both table and query; keep one of them")
+        if self.columns is not None:
+            if not self.columns:
+                raise ValueError("columns is empty; name some, or leave the key out to take all")
+            doubled = sorted({c for c in self.columns if self.columns.count(c) > 1})
+            if doubled:
+                raise ValueError(f"columns names {', '.join(doubled)} twice")
+        return self
+
+
+class SinkSpec(_Part):
+    """Where to write. ``columns`` maps source to sink names, or lists sink names in order."""
+
+    datasource: str
+    table: str | None = None
+    table_schema: str | None = None
+    columns: dict[str, str] | tuple[str, ...] | None = None
+    key: tuple[str, ...] | None = None
+    staging_schema: str | None = None
+
+    _check_key = field_validator("key", mode="before")(_names)
+    _check_table = field_validator("table")(_table)
+
+
+class ReplicationSpec(_Part):
+    """A replication job, as its definition says it.
+
+    ``lag`` is in seconds for time watermarks and in units for numeric ones; ``bandwidth`` in bytes
+    a second over all parts; ``fetch_size`` in rows.
+    """
+
+    source: SourceSpec
+    sink: SinkSpec
+    mode: Mode
+    watermark: str | None = None
+    lag: float | None = None
+    parallelism: int = 1
+    atomic: Literal["delete", "diff", "truncate", "rename"] | None = None
+    verify: Literal["count", "checksum"] | None = None
+    create: bool = False
+    analyze: bool = False
+    fetch_size: int = 5000
+    bandwidth: int | None = None
+    tables: tuple[str, ...] | None = None
+
+    @field_validator("lag", mode="before")
+    @classmethod
+    def _lag(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = value.strip()
+            match = _DURATION.fullmatch(value)
+            if match:
+                return float(match[1]) * _SECONDS[match[2]]
+            if not re.fullmatch(r"\d+(\.\d+)?", value):
+                raise ValueError(f"{value!r} is no duration; write 500ms, 60s, 5m, 1h or a number")
+        if isinstance(value, bool) or (isinstance(value, int | float) and value < 0):
+            raise ValueError("must be a duration or a number, not below zero")
+        return value
+
+    @field_validator("bandwidth", mode="before")
+    @classmethod
+    def _bandwidth(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            match = _SIZE.fullmatch(value.strip())
+            if not match:
+                raise ValueError(f"{value!r} is no size; write bytes a second, such as 10MB")
+            value = int(float(match[1]) * _FACTOR[(match[2] or "").lower()])
+        if value is not None and (isinstance(value, bool) or value < 1):
+            raise ValueError("must be at least one byte a second; leave it out for no limit")
+        return value
+
+    @field_validator("tables", mode="before")
+    @classmethod
+    def _tables(cls, value: Any) -> Any:
+        patterns = [value] if isinstance(value, str) else value
+        if isinstance(patterns, list | tuple):
+            if all(isinstance(p, str) for p in patterns):
+                matching([], patterns)
+                if not any(not p.startswith("!") for p in patterns):
+                    raise ValueError("only excludes; add a pattern such as public.*")
+            return tuple(patterns)
+        return patterns
+
+    @field_validator("parallelism")
+    @classmethod
+    def _parallelism(cls, value: int) -> int:
+        if not 1 <= value <= 64:
+            raise ValueError("must be between 1 and 64")
+        return value
+
+    @field_validator("fetch_size")
+    @classmethod
+    def _fetch_size(cls, value: int) -> int:
+        if not 1 <= value <= 1_000_000:
+            raise ValueError("must be between 1 and 1000000 rows")
+        return value
+
+    @classmethod
+    def parse(cls, definition: Mapping[str, Any]) -> ReplicationSpec:
+        """Read a job's definition; raises SpecError with every mistake in it.
+
+        Keys of GENERAL_KEYS are passed by; any other unknown key is a mistake.
+        """
+        own = {key: value for key, value in definition.items() if key not in GENERAL_KEYS}
+        try:
+            spec = cls.model_validate(own)
+        except ValidationError as error:
+            raise SpecError([_problem(e) for e in error.errors()]) from None
+        problems = _contradictions(spec)
+        if problems:
+            raise SpecError(problems)
+        return spec
+
+    def for_table(self, name: tuple[str, ...]) -> dict[str, Any]:
+        """The definition of the child job for one table of the ``tables`` pattern."""
+        from tasks.replicate.names import join_name
+
+        target = (self.sink.table_schema, name[-1]) if self.sink.table_schema else name
+        child = self.model_dump(exclude_none=True, exclude={"tables"}, mode="json")
+        child["source"]["table"] = join_name(name)
+        child["sink"]["table"] = join_name(target)
+        child["sink"].pop("table_schema", None)
+        return child
+
+
+def _contradictions(spec: ReplicationSpec) -> list[Problem]:
+    """What the single keys cannot see."""
+    found: list[Problem] = []
+
+    def problem(key: str, message: str) -> None:
+        found.append(Problem(key, message))
+
+    if spec.tables is None:
+        if spec.source.table is None and spec.source.query is None:
+            problem("source", "names neither a table nor a query (nor the job a tables pattern)")
+        if spec.sink.table is None:
+            problem("sink.table", "is missing; name the table to write")
+        if spec.sink.table_schema is not None:
+            problem("sink.table_schema", "is only for a tables pattern; write it into sink.table")
+    else:
+        for key in ("table", "query", "columns"):
+            if getattr(spec.source, key) is not None:
+                problem(f"source.{key}", "does not go with a tables pattern; remove one of them")
+        for key in ("table", "columns", "key"):
+            if getattr(spec.sink, key) is not None:
+                problem(f"sink.{key}", "does not go with a tables pattern; remove one of them")
+    if spec.source.query is not None:
+        if spec.source.where is not None:
+            problem("source.where", "does not go with a query; write the condition into the query")
+        if spec.source.columns is not None:
+            problem("source.columns", "does not go with a query; let the query choose its columns")
+    if spec.mode == "incremental" and spec.watermark is None:
+        problem("watermark", "is missing; incremental needs a column that rises with each change")
+    if spec.mode != "incremental":
+        for key in ("watermark", "lag"):
+            if getattr(spec, key) is not None:
+                problem(key, f"is only for mode incremental, and this is {spec.mode}")
+    columns = spec.source.columns
+    if spec.watermark is not None and columns is not None and spec.watermark not in columns:
+        problem("watermark", f"{spec.watermark} is not among source.columns; add it there")
+    if spec.atomic is not None and spec.mode != "complete-atomic":
+        problem("atomic", f"is only for mode complete-atomic, and this is {spec.mode}")
+    if isinstance(spec.sink.columns, tuple) and columns is not None:
+        ours, theirs = len(columns), len(spec.sink.columns)
+        if ours != theirs:
+            problem("sink.columns", f"lists {theirs} names for {ours} source columns")
+    if isinstance(spec.sink.columns, dict) and columns is not None:
+        unknown = sorted(set(spec.sink.columns) - set(columns))
+        if unknown:
+            problem("sink.columns", f"maps {', '.join(unknown)}, not among source.columns")
+    if spec.sink.columns is not None:
+        names = (
+            list(spec.sink.columns.values())
+            if isinstance(spec.sink.columns, dict)
+            else list(spec.sink.columns)
+        )
+        doubled = sorted({n for n in names if names.count(n) > 1})
+        if doubled:
+            problem("sink.columns", f"writes {', '.join(doubled)} twice")
+    return found
+
+
+def _known(location: tuple[Any, ...]) -> list[str]:
+    models: dict[str, type[_Part]] = {"source": SourceSpec, "sink": SinkSpec}
+    if len(location) > 1 and location[0] in models:
+        return list(models[location[0]].model_fields)
+    return [*ReplicationSpec.model_fields, *GENERAL_KEYS]
+
+
+def _problem(error: Any) -> Problem:
+    """One mistake of pydantic's in our words, without echoing a value that may be secret."""
+    location = tuple(
+        part for part in error["loc"] if part not in ("dict[str,str]", "tuple[str, ...]")
+    )
+    key = ".".join(str(part) for part in location)
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "missing":
+        ways = {
+            "mode": "write complete, complete-atomic or incremental",
+            "source": "write source: {datasource: NAME, table: SCHEMA.TABLE}",
+            "sink": "write sink: {datasource: NAME, table: SCHEMA.TABLE}",
+        }
+        return Problem(key, f"is missing; {ways.get(key, 'name the datasource')}")
+    if kind == "extra_forbidden":
+        close = difflib.get_close_matches(str(location[-1]), _known(location), n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return Problem(key, f"is no key of a replication job{hint}")
+    if kind == "literal_error":
+        return Problem(key, f"must be {context['expected']}")
+    if kind == "value_error":
+        return Problem(key, str(context["error"]))
+    return Problem(key, error["msg"].replace("Input should be", "must be"))
