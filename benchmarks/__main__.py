@@ -20,7 +20,9 @@ NAMES = sorted(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
-    parser.add_argument("--quick", action="store_true", help="little data; the figures mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="little data; the figures mean nothing"
+    )
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.names) - set(NAMES))
     if unknown:

@@ -36,26 +36,26 @@ def percentile(values: list[float], share: float) -> float:
 @contextmanager
 def processes(*commands: list[str]) -> Iterator[None]:
     """Run the commands in the background, and end each by its process id."""
-    log = tempfile.TemporaryFile()
-    running = [
-        subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        for command in commands
-    ]
-    try:
-        yield
-        for process in running:
-            if process.poll() is not None:
-                log.seek(0)
-                sys.exit(f"{process.args} ended early:\n{log.read().decode()[-3000:]}")
-    finally:
-        for process in running:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in running:
-            try:
-                process.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with tempfile.TemporaryFile() as log:
+        running = [
+            subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            for command in commands
+        ]
+        try:
+            yield
+            for process in running:
+                if process.poll() is not None:
+                    log.seek(0)
+                    sys.exit(f"{process.args} ended early:\n{log.read().decode()[-3000:]}")
+        finally:
+            for process in running:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+            for process in running:
+                try:
+                    process.wait(timeout=60)
+                except subprocess.TimeoutExpired:
+                    process.kill()
 
 
 class Starts:

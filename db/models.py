@@ -239,7 +239,7 @@ class JobRun(Base):
 
 
 class RunAlias(Base):
-    """An id that was handed out for a skipped or repeated trigger, and the run it stands for (R-T7)."""
+    """An id handed out for a skipped or repeated trigger, and the run it stands for (R-T7)."""
 
     __tablename__ = "run_alias"
     __table_args__ = (Index("run_alias_run", "run_id"),)
@@ -283,7 +283,7 @@ class ScheduleSlot(Base):
 
 
 class RunLog(Base):
-    """A run's own lines, redacted: the first three quarters, the last quarter, a mark between (R-X5)."""
+    """A run's own lines, redacted: first three quarters, last quarter, a mark between (R-X5)."""
 
     __tablename__ = "run_log"
 

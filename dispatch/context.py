@@ -49,7 +49,7 @@ class PermanentFailure(HandlerFailure):
 
 
 class Snooze(BaseException):
-    """Give the run back until ``delay`` seconds from now (database time), without counting an attempt (R-R3)."""
+    """Give the run back for ``delay`` seconds (database time), counting no attempt (R-R3)."""
 
     def __init__(self, delay: float) -> None:
         super().__init__(f"snoozed for {delay} s")
@@ -58,7 +58,7 @@ class Snooze(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class BoundDatasource:
-    """A datasource as the claim resolved it: the opened snapshot, immutable for the attempt (R-C5)."""
+    """A datasource as the claim resolved it: its opened snapshot, fixed for the attempt (R-C5)."""
 
     id: UUID
     name: str
@@ -68,10 +68,11 @@ class BoundDatasource:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a handler hands back to be stored with the run's success, in the finishing transaction (R-F2).
+    """What a handler hands back, stored with the run's success in one transaction (R-F2).
 
-    ``watermark`` is the lower bound of the next read as text; ``watermark_type`` the PostgreSQL type
-    by which it is compared (R-F3). ``counters`` holds rows read, written, inserted, updated, unchanged.
+    ``watermark`` is the lower bound of the next read as text; ``watermark_type`` the PostgreSQL
+    type by which it is compared (R-F3). ``counters`` holds the rows read, written, inserted,
+    updated and unchanged.
     """
 
     result: Any = None
@@ -142,7 +143,7 @@ class RunContext:
         bytes: int | None = None,
         phase: str | None = None,
     ) -> None:
-        """Report progress in rows (and bytes). Costs no I/O: the heartbeat stores it at most once a second.
+        """Report progress in rows (and bytes). No I/O: the heartbeat stores it once a second.
 
         Raises RunStopped where the run was asked to stop.
         """
@@ -151,7 +152,7 @@ class RunContext:
         self.check_cancelled()
 
     def check_cancelled(self) -> None:
-        """Raise RunStopped if this run was cancelled, fenced, drained or ran out of time; else return at once.
+        """Raise RunStopped if this run was cancelled, fenced, drained or ran out of time.
 
         Call it before the first write to the sink and inside the last transaction (R-K2).
         """
@@ -162,8 +163,8 @@ class RunContext:
     def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
         """While the block runs, ``stop`` is called from another thread when the work must end.
 
-        ``stop`` breaks a blocking call (a statement, a socket); it may be called more than once,
-        and its errors are logged and ignored. Where the run was stopped already, RunStopped is raised.
+        ``stop`` breaks a blocking call (a statement, a socket). It may be called more than once;
+        its errors are logged and ignored. Raises RunStopped where the run was stopped already.
         """
         with self._lock:
             self._next_stopper += 1
@@ -186,7 +187,7 @@ class RunContext:
     # What the worker calls
 
     def stop(self, reason: str) -> None:
-        """Ask the work to end with ``reason``; the first reason stays. Breaks registered blocking calls."""
+        """Ask the work to end; the first ``reason`` stays. Breaks registered blocking calls."""
         with self._lock:
             if self._stop_reason is None:
                 self._stop_reason = reason

@@ -27,7 +27,8 @@ create table datasource (
   -- R-X1: an envelope belongs to its row and to no other.
   constraint datasource_envelope_is_own check (envelope->>'datasource' = id::text)
 );
-insert into datasource (id, name, connector) values ('00000000-0000-0000-0000-000000000000', '', 'none');
+insert into datasource (id, name, connector)
+  values ('00000000-0000-0000-0000-000000000000', '', 'none');
 """
 
 CONCURRENCY_KEY = """
@@ -234,7 +235,8 @@ create index trigger_key_expiry on trigger_key (expires_at);
 create table schedule_slot (
   schedule_id uuid not null references job_schedule (id) on delete cascade,
   fire_at timestamptz not null,
-  outcome text not null constraint schedule_slot_outcome_known check (outcome in ('run', 'skipped')),
+  outcome text not null
+    constraint schedule_slot_outcome_known check (outcome in ('run', 'skipped')),
   reason text,
   run_id uuid,
   settled_at timestamptz not null default clock_timestamp(),
@@ -309,7 +311,8 @@ begin
   else
     select * into earlier from job_run where id = new.previous_run_id;
     if earlier.id is null or earlier.root_run_id <> new.root_run_id
-       or earlier.job_id <> new.job_id or new.attempt not in (earlier.attempt, earlier.attempt + 1) then
+       or earlier.job_id <> new.job_id
+       or new.attempt not in (earlier.attempt, earlier.attempt + 1) then
       raise exception 'job_run: % does not continue the lineage of %', new.id, new.previous_run_id
         using errcode = 'check_violation', constraint = 'job_run_lineage';
     end if;

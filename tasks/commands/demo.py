@@ -19,6 +19,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,9 @@ def demo(ctx: click.Context, keep_running: bool) -> None:
         step(console, "Define two datasources and two jobs")
         command(console, "apply", os.path.relpath(EXAMPLES / "flights.yaml"), env=environment)
         step(console, "Start a worker and a beat")
-        with background(console, home, "worker", "--loglevel=INFO", "--concurrency=2"), background(
-            console, home, "beat", "--loglevel=INFO"
+        with (
+            background(console, home, "worker", "--loglevel=INFO", "--concurrency=2"),
+            background(console, home, "beat", "--loglevel=INFO"),
         ):
             runs = [trigger_and_watch(console, job) for job in JOBS]
             same = compare(console, databases, runs)
@@ -210,7 +212,7 @@ def progress_bar(console: Console) -> Progress:
 
 @contextmanager
 def background(console: Console, home: Path, *words: str) -> Iterator[None]:
-    """Run `celery -A tasks WORDS` until the block ends, its output in a file of the state folder."""
+    """Run `celery -A tasks WORDS` until the block ends, its output in the state folder."""
     folder = home / "demo"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{words[0]}.log"
@@ -288,8 +290,6 @@ def short(content: Content) -> str:
 
 def rate(run: dict[str, Any]) -> float:
     """Rows a second between the claim and the end, by the database's clock."""
-    from datetime import datetime
-
     took = datetime.fromisoformat(run["finished_at"]) - datetime.fromisoformat(run["started_at"])
     return float(run["rows_processed"]) / max(took.total_seconds(), 0.001)
 

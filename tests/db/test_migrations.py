@@ -71,7 +71,7 @@ def test_a_model_that_drifts_from_the_migrations_is_seen(engine: Engine) -> None
 
 
 def test_an_empty_database_is_refused_with_the_way_out(engine: Engine) -> None:
-    with pytest.raises(migrations.MigrationMissing, match="DATABASE_URL.*db upgrade"):
+    with pytest.raises(migrations.MigrationMissing, match=r"DATABASE_URL.*db upgrade"):
         migrations.require_current(engine)
     migrations.upgrade(engine)
     migrations.require_current(engine)
