@@ -5,7 +5,7 @@ supervisor, started by whichever process comes first, holds the folder's lock an
 
 - `client` asks it for the servers over its control socket, and starts it where none answers;
 - `supervisor` answers, watches the servers, and ends after a quiet time or by command;
-- `servers` knows how each server is started, asked whether it lives, and stopped;
+- `server`, `postgres` and `valkey` know how each is started, asked whether it lives, and stopped;
 - `place` decides where data and sockets lie, and under which account the servers run.
 
 Whether something lives is told by a connection or by a lock that the kernel drops with its

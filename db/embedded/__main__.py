@@ -131,6 +131,9 @@ def _redirect(log: Path) -> None:
         log.replace(log.with_suffix(".log.1"))
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     target = os.open(log, flags, 0o600)
+    owner = log.parent.stat()
+    if os.geteuid() == 0:
+        os.fchown(target, owner.st_uid, owner.st_gid)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for handle, number in ((nothing, 0), (target, 1), (target, 2)):
         os.dup2(handle, number)

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from db.embedded.place import (
+    DATABASE,
+    ROLE,
+    VALKEY_SOCKET,
     EmbeddedError,
     Place,
     open_lock,
@@ -23,8 +26,6 @@ from db.embedded.place import (
     take_lock,
 )
 
-ROLE = "claimcheck"
-DATABASE = "claimcheck"
 _START_SECONDS = 180.0
 _ANSWER_SECONDS = 150.0
 _STOP_SECONDS = 60.0
@@ -49,7 +50,7 @@ class Endpoints:
     @property
     def redis_url(self) -> str:
         """As Celery's Redis transport reads it."""
-        return f"redis+socket://{self.sockets / 'valkey.sock'}"
+        return f"redis+socket://{self.sockets / VALKEY_SOCKET}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,9 @@ def ensure(
                 return known.endpoints
             servers |= known.servers
         found = _ask_for(prepare_home(home), servers, idle_seconds)
-        if known is not None:
+        # An inherited connection is left alone: it was counted for the parent, and a parent that
+        # detached may have closed it and reused its number.
+        if known is not None and known.pid == os.getpid():
             known.close()
         _interests[home] = found
         return found.endpoints
@@ -153,7 +156,7 @@ def stop(home: Path, *, force: bool = False) -> bool:
         )
     with _lock:
         known = _interests.pop(home, None)
-        if known is not None:
+        if known is not None and known.pid == os.getpid():
             known.close()
     _await_end(real)
     return True
@@ -246,13 +249,15 @@ def _start(home: Path, idle_seconds: float) -> None:
     """Start the supervisor; returns once it can be asked. Raises `EmbeddedError`."""
     root = Path(__file__).resolve().parents[2]
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, "-m", "db.embedded", "serve", "--home", str(home)]
+    # -P and the folder: another package named `db` may stand where the caller works.
+    command = [sys.executable, "-P", "-m", "db.embedded", "serve", "--home", str(home)]
     try:
         result = subprocess.run(
             [*command, "--idle-seconds", str(idle_seconds)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
+            cwd=root,
             env=_supervisor_environment(paths),
             start_new_session=True,
             timeout=_START_SECONDS,

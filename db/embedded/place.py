@@ -28,6 +28,9 @@ SHARED_FOLDERS = (Path("/var/lib/claimcheck"), Path("/var/tmp/claimcheck"))
 SHORT_FOLDERS = (Path("/tmp"), Path("/var/tmp"))
 RECORD = "place.json"
 POSTGRES_SOCKET = ".s.PGSQL.5432"
+VALKEY_SOCKET = "valkey.sock"
+ROLE = "claimcheck"
+DATABASE = "claimcheck"
 _LONGEST_SOCKET_PATH = 100
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
 

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from db.embedded.place import EmbeddedError, open_lock, settle, take_lock
-from db.embedded.servers import Postgres, Server, Valkey
+from db.embedded.postgres import Postgres
+from db.embedded.server import Server
+from db.embedded.valkey import Valkey
 
 logger = logging.getLogger("claimcheck.embedded")
 
@@ -60,6 +62,7 @@ class Supervisor:
                 "CLAIMCHECK_HOME to another folder."
             )
         self.place = settle(self.home)
+        self._lock_data()
         self.servers = {"postgres": Postgres(self.place), "valkey": Valkey(self.place)}
         self._make_socket_folder()
         (self.home / STOPPED).unlink(missing_ok=True)
@@ -72,6 +75,18 @@ class Supervisor:
                     self._serve(signals)
                 finally:
                     self._end()
+
+    def _lock_data(self) -> None:
+        """Data elsewhere have a lock of their own: a copied state folder names the same data."""
+        if self.place.data == self.home:
+            return
+        self.data_lock = open_lock(self.place.data / LOCK)
+        if not take_lock(self.data_lock, _LOCK_SECONDS):
+            raise EmbeddedError(
+                f"{self.place.data}, which {self.home} names as the place of its data, is in use "
+                f"by the servers of another state folder. Stop those, or remove {self.home} to "
+                "begin anew."
+            )
 
     def _make_socket_folder(self) -> None:
         folder = self.place.sockets
@@ -249,7 +264,7 @@ class Supervisor:
         self.touched_at = time.monotonic()
         for path in (self.place.base, self.place.sockets, *self.place.sockets.iterdir()):
             try:
-                os.utime(path)
+                os.utime(path, follow_symlinks=False)
             except OSError:
                 continue
 
@@ -266,7 +281,7 @@ class Supervisor:
             return False
         for name in self.wanted:
             server = self.servers[name]
-            if server.running and server.answers() and server.connections() > 0:
+            if server.running and server.connections() > 0:
                 self.used_at = now
                 return False
         return True
