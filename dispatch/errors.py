@@ -23,6 +23,10 @@ class TriggerBusy(ClaimcheckError):
     """Another open transaction holds this job or key; nothing was stored. Try again when it has ended."""
 
 
+class DatabaseUnavailable(ClaimcheckError):
+    """The control database (DATABASE_URL) cannot be reached or does not answer in time."""
+
+
 class InvalidParameters(ClaimcheckError):
     """The parameters or options cannot be stored with the run."""
 

@@ -1,0 +1,34 @@
+"""What a failed statement means, whichever driver says it."""
+
+from __future__ import annotations
+
+import psycopg
+from sqlalchemy.exc import DBAPIError
+
+
+def driver_error(error: BaseException) -> BaseException:
+    """The driver's own error, unwrapped from SQLAlchemy's."""
+    return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """PostgreSQL's code of a psycopg or psycopg2 error, or None where there is none."""
+    driver = driver_error(error)
+    found = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
+    return found if isinstance(found, str) else None
+
+
+def is_connection_lost(error: BaseException) -> bool:
+    """Whether the connection ended or never came to be, so that the outcome is unknown (R-R7)."""
+    driver = driver_error(error)
+    if not isinstance(driver, psycopg.OperationalError | psycopg.InterfaceError):
+        return False
+    code = sqlstate(driver)
+    # Without a code it is the transport's; else shutdown, crash, start-up, or too many connections.
+    return code is None or code.startswith("08") or code in {"57P01", "57P02", "57P03", "53300"}
+
+
+def first_line(error: BaseException) -> str:
+    """The driver's message in one line."""
+    lines = str(driver_error(error)).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

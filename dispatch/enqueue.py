@@ -1,0 +1,339 @@
+"""How a run comes to be: one durable PENDING row, then an offered wake-up (R-T1, R-T2).
+
+`enqueue` works inside the caller's transaction, `submit` in its own and offers afterwards. Both
+run the one statement ``enqueue`` of db/sql/enqueue.sql, which keeps the rules of creation.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from db import session, settings, statements
+from db.failures import driver_error, first_line, is_connection_lost, sqlstate
+from db.statements import AnyConnection
+from dispatch import offers, parameters
+from dispatch.deadlines import sign_of_life
+from dispatch.errors import (
+    DatabaseUnavailable,
+    InvalidParameters,
+    JobDisabled,
+    TriggerBusy,
+    UnknownJob,
+)
+from dispatch.ports import Offer, Ports
+
+MAX_CHAIN_BYTES = 1024 * 1024
+PATIENCE_SECONDS = 5.0
+"""How long `submit` waits for an answer of the database before it calls the outcome unknown."""
+_RACES = 10
+_ATTEMPTS = 3
+
+_SQL = statements.load("enqueue")
+
+
+@dataclass(frozen=True, slots=True)
+class RunHandle:
+    """What a trigger hands back.
+
+    ``requested_id`` is the id that was asked for; where another run was handed back (``created``
+    is False) it resolves to ``run_id`` as an alias (R-T7). ``offerable`` says that a wake-up may
+    be published once the run is committed.
+    """
+
+    run_id: UUID
+    requested_id: UUID
+    created: bool
+    job: str
+    queue: str
+    priority: int
+    offerable: bool
+
+    @property
+    def offer(self) -> Offer:
+        return Offer(self.run_id, self.queue, self.priority)
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """A checked request for a run; making one raises InvalidParameters and touches no database."""
+
+    job: str
+    run_id: UUID
+    parameters: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        job: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        run_id: UUID | str | None = None,
+        countdown: float | timedelta | None = None,
+        eta: datetime | None = None,
+        priority: int | None = None,
+        queue: str | None = None,
+        idempotency_key: str | None = None,
+        parent_run_id: UUID | str | None = None,
+        chain: Sequence[Mapping[str, Any]] | None = None,
+        actor: str = "api",
+        accept_disabled: bool = False,
+        schedule_id: UUID | None = None,
+        scheduled_for: datetime | None = None,
+    ) -> Trigger:
+        if not isinstance(job, str) or not job:
+            raise InvalidParameters("name the job to trigger, as a string")
+        parameters.check_text(job, "the job's name")
+        if chain and idempotency_key is not None:
+            raise InvalidParameters(
+                "a chain takes no idempotency key: its later steps have ids of their own, which a "
+                "repetition would hand out for nothing"
+            )
+        delay, instant = parameters.start(countdown, eta)
+        asked = parameters.run_id(run_id, "run_id")
+        parent = parameters.run_id(parent_run_id, "parent_run_id")
+        # Plain strings, so that the same parameters fit every driver of a caller's connection.
+        found = asked or uuid4()
+        return cls(
+            job,
+            found,
+            {
+                "job": job,
+                "run_id": str(found),
+                "params": parameters.params_json(params),
+                "countdown": delay,
+                "eta": instant,
+                "priority": parameters.priority(priority),
+                "queue": parameters.name(queue, "queue"),
+                "key": parameters.name(idempotency_key, "idempotency_key", parameters.MAX_KEY),
+                "key_seconds": settings.settings().idempotency_hours * 3600,
+                "parent_run_id": None if parent is None else str(parent),
+                "chain": None
+                if not chain
+                else parameters.to_json([list(chain)], "the chain", MAX_CHAIN_BYTES),
+                "actor": parameters.name(actor, "actor"),
+                "id_handed_out": asked is not None,
+                "accept_disabled": accept_disabled,
+                "by_schedule": schedule_id is not None,
+                "schedule_id": None if schedule_id is None else str(schedule_id),
+                "scheduled_for": scheduled_for,
+                "offered": False,
+                "notify": "work",
+            },
+        )
+
+
+def enqueue(
+    connection: AnyConnection, job: str, params: Mapping[str, Any] | None = None, **options: Any
+) -> RunHandle:
+    """Create a run in the caller's transaction, which stays open; offered after its commit (R-T2).
+
+    ``connection`` is a SQLAlchemy Connection or Session, or a psycopg connection, to the control
+    database. Where a psycopg connection is in autocommit mode and outside a transaction, the call
+    is a transaction of its own. Options: ``run_id``, ``countdown`` (seconds from now by the
+    database's clock) or ``eta``, ``priority`` (0 to 9), ``queue``, ``idempotency_key``,
+    ``parent_run_id``, ``chain`` (steps of dispatch.chains), ``actor``.
+
+    Raises UnknownJob, JobDisabled and InvalidParameters, which store nothing and leave the
+    transaction usable; TriggerBusy where another open transaction was waited for for a second,
+    after which PostgreSQL has aborted the caller's transaction (R-T4). Other errors of the
+    driver pass through.
+    """
+    trigger = Trigger.of(job, params, **options)
+    try:
+        with _whole(connection):
+            return admit(connection, trigger)
+    except (psycopg.Error, DBAPIError) as error:
+        raise_refusal(error, job)
+        raise
+
+
+def admit(
+    connection: AnyConnection,
+    trigger: Trigger,
+    *,
+    offered: bool = False,
+    notify: str | None = "work",
+) -> RunHandle:
+    """Create the run that ``trigger`` asks for, or hand back the one that stands for it.
+
+    ``offered`` marks it as offered already, for a caller that publishes after its commit;
+    ``notify`` is the kind of notification for a run that is due now, or None. A later one always
+    notifies as `deadlines`. Raises as `enqueue` does, but the driver's errors as they come.
+    """
+    asked = {**trigger.parameters, "offered": offered, "notify": notify}
+    for _ in range(_RACES):
+        found = statements.row(connection, _SQL["enqueue"], asked)
+        assert found is not None
+        outcome = found["outcome"]
+        if outcome == "raced":
+            if found["keys"]:
+                statements.rows(
+                    connection, _SQL["forget_key"], {**asked, "job_id": str(found["job_id"])}
+                )
+            continue
+        if outcome in _REFUSALS:
+            raise _REFUSALS[outcome](connection, trigger.job)
+        if outcome == "same_id" and found["other_job"] != trigger.job:
+            raise InvalidParameters(
+                f"run_id {trigger.run_id} is a run of job {found['other_job']!r} already"
+            )
+        if (
+            outcome == "active"
+            and asked["chain"] is not None
+            and not statements.rows(
+                connection,
+                _SQL["follow_active_run"],
+                {"run_id": str(found["run_id"]), "chain": asked["chain"]},
+            )
+        ):
+            continue  # it ended meanwhile: the step can be a run of its own
+        return RunHandle(
+            run_id=UUID(str(found["run_id"])),
+            requested_id=trigger.run_id if asked["id_handed_out"] else UUID(str(found["run_id"])),
+            # A run under the very id that was asked for is ours, stored by an earlier attempt.
+            created=outcome == "created" or (outcome == "same_id" and found["is_itself"]),
+            job=trigger.job,
+            queue=found["queue"] or "",
+            priority=found["priority"] or 0,
+            offerable=outcome == "created" and found["offerable"],
+        )
+    raise TriggerBusy(
+        f"job {trigger.job!r}: other triggers of it keep getting in between; try again"
+    )
+
+
+def submit(
+    ports: Ports, job: str, params: Mapping[str, Any] | None = None, **options: Any
+) -> RunHandle:
+    """Create a run in a transaction of its own, then offer its wake-up. Options as for `enqueue`.
+
+    Never fails nor hangs because the broker is away: the row is durable and the sweep offers it
+    again (R-T4). A commit of unknown outcome is settled by repeating it under the same id (R-R7).
+
+    Raises UnknownJob, JobDisabled, InvalidParameters; TriggerBusy where another open transaction
+    was waited for for a second; DatabaseUnavailable where the control database is away.
+    """
+    trigger = Trigger.of(job, params, **options)
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            handle = _admit_alone(trigger)
+            break
+        except PoolTimeout:
+            raise DatabaseUnavailable(
+                "all connections of this process to the control database are busy; nothing was "
+                "stored"
+            ) from None
+        except (psycopg.Error, DBAPIError) as error:
+            if sqlstate(error) == "23503":
+                continue  # R-T6's race took the run from under its key, so neither was stored
+            raise_refusal(error, job)
+            if not is_connection_lost(error):
+                raise
+            if attempt == _ATTEMPTS or isinstance(driver_error(error), session.DeadlineExceeded):
+                raise DatabaseUnavailable(
+                    f"the control database (DATABASE_URL) is away, so the trigger of {job!r} may "
+                    f"not be stored: {first_line(error)}. Repeat it with run_id="
+                    f"{str(trigger.run_id)!r}: a run that was stored is not doubled"
+                ) from None
+    else:
+        raise _outrun(job)
+    if handle.offerable:
+        offers.publish(ports, [handle.offer])
+    return handle
+
+
+def _admit_alone(trigger: Trigger) -> RunHandle:
+    """One statement and its own commit: in autocommit mode that is one round trip."""
+    told = sign_of_life.is_due(settings.settings().lease_seconds)
+    engine = session.engine().execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection, session.patient(connection, PATIENCE_SECONDS):
+        if trigger.parameters["chain"] is not None:
+            with session.driver_connection(connection).transaction():
+                handle = admit(
+                    connection, trigger, offered=True, notify="deadlines" if told else None
+                )
+        else:
+            handle = admit(connection, trigger, offered=True, notify="deadlines" if told else None)
+    if told and handle.created:
+        sign_of_life.given()
+    return handle
+
+
+def _whole(connection: AnyConnection) -> Any:
+    """A transaction for a psycopg connection that would commit each statement by itself."""
+    if (
+        isinstance(connection, psycopg.Connection)
+        and connection.autocommit
+        and connection.info.transaction_status == TransactionStatus.IDLE
+    ):
+        return connection.transaction()
+    return nullcontext()
+
+
+def _outrun(job: str) -> TriggerBusy:
+    return TriggerBusy(f"job {job!r}: other triggers of it keep getting in between; try again")
+
+
+def _unknown(connection: AnyConnection, job: str) -> UnknownJob:
+    names = [str(found["name"]) for found in statements.rows(connection, _SQL["job_names"])]
+    close = difflib.get_close_matches(job, names, n=1, cutoff=0.6)
+    hint = f"; did you mean {close[0]!r}?" if close else "."
+    return UnknownJob(
+        f"no job is named {job[:100]!r}{hint} List them with: celery -A tasks job list"
+    )
+
+
+def _disabled(connection: AnyConnection, job: str) -> JobDisabled:
+    return JobDisabled(f"job {job!r} is disabled. Enable it with: celery -A tasks job enable {job}")
+
+
+def _source_disabled(connection: AnyConnection, job: str) -> JobDisabled:
+    return JobDisabled(
+        f"the source binding of job {job!r} is disabled. Enable it with: "
+        f"celery -A tasks job enable {job} --binding source"
+    )
+
+
+def _sink_disabled(connection: AnyConnection, job: str) -> JobDisabled:
+    return JobDisabled(
+        f"the sink binding of job {job!r} is disabled. Enable it with: "
+        f"celery -A tasks job enable {job} --binding sink"
+    )
+
+
+_REFUSALS: Mapping[str, Callable[[AnyConnection, str], Exception]] = {
+    "unknown": _unknown,
+    "disabled": _disabled,
+    "source_disabled": _source_disabled,
+    "sink_disabled": _sink_disabled,
+}
+
+
+def raise_refusal(error: BaseException, job: str) -> None:
+    """Raise our own error where the driver's stands for one; else return."""
+    code = sqlstate(error)
+    if code in {"55P03", "40P01"}:
+        raise TriggerBusy(
+            f"job {job!r}: another open transaction holds it, its key or its active run; nothing "
+            "was stored. Try again when that has ended"
+        ) from None
+    if code in {"22P05", "22021"}:
+        raise InvalidParameters(
+            "the parameters contain a character that the control database cannot store"
+        ) from None
+    if code == "42P01":
+        raise DatabaseUnavailable(
+            "this connection does not reach Claimcheck's tables: it must go to the control "
+            "database (DATABASE_URL), migrated with: celery -A tasks db upgrade"
+        ) from None
