@@ -199,12 +199,14 @@ create unique index job_run_slot on job_run (slot_key, slot_no)
 -- R-C3: the order of the generic claim.
 create index job_run_claim_order on job_run (queue, priority desc, available_at, created_at, id)
   where status = 'PENDING';
-create index job_run_pending_of_job on job_run (job_id, available_at) where status = 'PENDING';
+-- R-C3, R-D7: the jobs that have waiting runs, and each one's next, whatever stands before them.
+create index job_run_pending_of_job on job_run (job_id, queue, priority desc, available_at,
+  created_at, id) where status = 'PENDING';
 -- R-D3: the next retry or delay, the next wake-up that may be lost, the next lease to expire.
 create index job_run_available on job_run (available_at) where status = 'PENDING';
 create index job_run_offered on job_run (offered_at) where status = 'PENDING';
 create index job_run_lease on job_run (lease_until) where status in ('RUNNING', 'CANCEL_REQUESTED');
-create index job_run_executor on job_run (executor) where status in ('RUNNING', 'CANCEL_REQUESTED');
+create index job_run_held_of_job on job_run (job_id) where status in ('RUNNING', 'CANCEL_REQUESTED');
 create index job_run_lineage on job_run (root_run_id, attempt);
 create index job_run_children on job_run (parent_run_id) where parent_run_id is not null;
 create index job_run_newest on job_run (created_at desc, id);
@@ -284,6 +286,22 @@ begin
   perform pg_notify('claimcheck', kind || ' ' || scope);
 end $$;
 
+-- R-F3: whether one watermark lies after another, by the column's own type. A value that does not
+-- fit the type, or a type that this server lacks, is an error.
+create function claimcheck_later(one text, other text, type_name text) returns boolean
+language plpgsql stable as $$
+declare
+  found regtype := to_regtype(type_name);
+  answer boolean;
+begin
+  if found is null then
+    raise exception 'claimcheck_later: % is not a type of the control database', type_name
+      using errcode = 'undefined_object';
+  end if;
+  execute format('select $1::%1$s > $2::%1$s', found) into answer using one, other;
+  return answer;
+end $$;
+
 -- A program may insert only job_id: the rest follows from the job, as a trigger would set it.
 create function job_run_complete_insert() returns trigger
 language plpgsql set search_path from current as $$
@@ -302,7 +320,8 @@ begin
     new.queue := coalesce(new.queue, its_job.queue);
     new.priority := coalesce(new.priority, its_job.priority);
     new.max_attempts := coalesce(new.max_attempts, its_job.max_attempts);
-    if its_job.overlap = 'skip' then
+    -- A retry keeps what its run had: a policy that changed meanwhile must not refuse it.
+    if its_job.overlap = 'skip' and new.previous_run_id is null then
       new.skip_key := new.job_id;
     end if;
   end if;
