@@ -1,0 +1,248 @@
+"""What a job's definition says, read and checked key by key, and the form in which it is stored.
+
+The stored form (``job.definition``) is resolved: every default of R-R4 and R-T6 is written out,
+durations are seconds, and it holds no secret. A claim snapshots it as it is (R-C5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from dispatch.documents import Path, Report
+from dispatch.fields import Fields, check_name
+from dispatch.scheduledefinition import ScheduleDefinition, parse_schedule
+
+REPLICATE = "replicate"
+"""The handler of replication jobs."""
+COMMON_KEYS = (
+    "retry", "timeout", "overlap", "concurrency", "queue", "priority", "schedules", "enabled",
+    "paused",
+)  # fmt: skip
+STORED_KEYS = ("retry", "timeout", "overlap", "concurrency", "queue", "priority")
+"""The keys of every stored definition, whatever its handler."""
+HANDLER_KEYS = ("handler", "params", "source", "sink", *COMMON_KEYS)
+OVERLAPS = ("skip", "queue", "allow")
+DEFAULT_QUEUE = "runs"
+DEFAULT_MAX_ATTEMPTS = 3
+DEFAULT_BACKOFF_SECONDS = 60.0
+MOST_ATTEMPTS = 1000
+LARGEST_LIMIT = 10_000
+
+
+class Connectors(Protocol):
+    """What definitions need to know of connectors; ``tasks`` fills it with those it has."""
+
+    def names(self) -> Collection[str]:
+        """The connectors that there are."""
+
+    def canonical(self, name: str) -> str:
+        """The connector's own name for an alias. Raises ValueError, with the way out."""
+
+    def check_config(self, connector: str, config: Mapping[str, Any]) -> list[str]:
+        """What is wrong with a datasource's configuration; holds none of its values."""
+
+    def secret_keys(self, connector: str) -> Collection[str]:
+        """The keys of a configuration that may hold a secret."""
+
+    def job_keys(self) -> Collection[str]:
+        """Replication's own keys of a job."""
+
+    def check_job(
+        self, definition: Mapping[str, Any], source: str | None, sink: str | None
+    ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        """Replication's own keys as they are stored, and mistakes as (dotted key, message).
+
+        ``source`` and ``sink`` are the two connectors; None where the datasource is not known.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class JobDefinition:
+    """A job as defined. ``enabled``, ``paused`` and ``schedules`` are None where it is silent."""
+
+    name: str
+    handler: str
+    definition: dict[str, Any]
+    source: str | None = None
+    sink: str | None = None
+    enabled: bool | None = None
+    paused: bool | None = None
+    schedules: tuple[ScheduleDefinition, ...] | None = None
+    path: Path = field(default=(), compare=False)
+
+    @property
+    def concurrency(self) -> tuple[str, int] | None:
+        stated = self.definition["concurrency"]
+        return None if stated is None else (stated["key"], stated["limit"])
+
+
+def parse_job(
+    name: str, raw: Any, path: Path, report: Report, connectors: Connectors
+) -> JobDefinition | None:
+    """Read a job as the definition file writes it; every mistake goes to ``report``.
+
+    Replication's own keys are taken over as they stand: see ``resolve_replication``. None where
+    there is nothing to build upon.
+    """
+    check_name(name, "job", path, report)
+    if not isinstance(raw, dict):
+        report.add(path, "must hold keys, such as handler: or mode:")
+        return None
+    fields = Fields(raw, path, report)
+    is_handler = "handler" in raw
+    if is_handler and "mode" in raw:
+        report.add((*path, "handler"), "stands beside mode; a job is one or the other")
+    elif not is_handler and not set(raw) & {"mode", "source", "sink"}:
+        report.add(path, "needs handler: NAME, or mode: with source: and sink:")
+        return None
+    own = _handler_keys(fields) if is_handler else _replication_keys(fields, connectors.job_keys())
+    mode = own.get("mode")
+    definition = {
+        **own,
+        "retry": _retry(fields, mode, replication=not is_handler),
+        "timeout": fields.duration("timeout", None, positive=True),
+        "overlap": _overlap(fields, replication=not is_handler),
+        "concurrency": _concurrency(fields),
+        "queue": fields.name("queue", DEFAULT_QUEUE, "queue"),
+        "priority": fields.integer("priority", 0, 0, 9),
+    }
+    return JobDefinition(
+        name=name,
+        handler=str(own["handler"]) if is_handler else REPLICATE,
+        definition=definition,
+        source=_datasource(own.get("source")),
+        sink=_datasource(own.get("sink")),
+        enabled=fields.boolean("enabled", None),
+        paused=fields.boolean("paused", None),
+        schedules=_schedules(name, raw, path, report),
+        path=path,
+    )
+
+
+def resolve_replication(
+    job: JobDefinition,
+    connectors: Connectors,
+    source: str | None,
+    sink: str | None,
+    report: Report,
+) -> JobDefinition:
+    """Check replication's own keys with the connectors of both sides, and store them resolved."""
+    if job.handler != REPLICATE:
+        return job
+    rest = {key: job.definition[key] for key in job.definition if key in STORED_KEYS}
+    own = {key: job.definition[key] for key in job.definition if key not in STORED_KEYS}
+    resolved, problems = connectors.check_job(own, source, sink)
+    for key, message in problems:
+        place = tuple(key.split(".")) if key else ()
+        report.add((*job.path, *place), message)
+    return replace(job, definition={**resolved, **rest})
+
+
+def _handler_keys(fields: Fields) -> dict[str, Any]:
+    fields.refuse_unknown("a handler's job", HANDLER_KEYS)
+    handler = fields.text("handler")
+    place = (*fields.path, "handler")
+    if not handler:
+        fields.report.add(place, "must name a function that is marked with @handler")
+    elif handler == REPLICATE:
+        fields.report.add(place, "is the built-in replication; write mode: instead of handler:")
+    own: dict[str, Any] = {"handler": handler or "", "params": fields.mapping("params") or {}}
+    for side in ("source", "sink"):
+        bound = fields.raw.get(side)
+        if isinstance(bound, str):
+            bound = {"datasource": bound}
+        if bound is None:
+            continue
+        if not isinstance(bound, dict):
+            fields.report.add((*fields.path, side), "must be the name of a datasource")
+            continue
+        inner = Fields(bound, (*fields.path, side), fields.report)
+        inner.refuse_unknown(f"the {side} of a handler's job", ("datasource",))
+        if datasource := inner.text("datasource"):
+            own[side] = {"datasource": datasource}
+        else:
+            fields.report.add((*fields.path, side), "must name its datasource")
+    return own
+
+
+def _replication_keys(fields: Fields, own: Collection[str]) -> dict[str, Any]:
+    known = (*own, *COMMON_KEYS, "handler")
+    for key in fields.raw:
+        if key == "params":
+            fields.report.add((*fields.path, key), "are for a handler's job; replication has none")
+        elif key not in known:
+            fields.report.unknown_key((*fields.path, key), "a replication job", known)
+    return {key: fields.raw[key] for key in fields.raw if key in own}
+
+
+def _retry(fields: Fields, mode: Any, *, replication: bool) -> dict[str, Any]:
+    # R-R4: the destructive mode is repeated only where its owner says so.
+    repeats = not (replication and mode == "complete")
+    raw = fields.mapping("retry") or {}
+    inner = Fields(raw, (*fields.path, "retry"), fields.report)
+    inner.refuse_unknown("retry", ("max_attempts", "backoff", "on_worker_loss", "on_failure"))
+    return {
+        "max_attempts": inner.integer("max_attempts", DEFAULT_MAX_ATTEMPTS, 1, MOST_ATTEMPTS),
+        "backoff": inner.duration("backoff", DEFAULT_BACKOFF_SECONDS),
+        "on_worker_loss": inner.boolean("on_worker_loss", repeats),
+        "on_failure": inner.boolean("on_failure", repeats),
+    }
+
+
+def _overlap(fields: Fields, *, replication: bool) -> str:
+    default = "skip" if replication else "queue"
+    overlap = fields.text("overlap", default)
+    place = (*fields.path, "overlap")
+    if overlap not in OVERLAPS:
+        fields.report.add(place, f"must be one of {', '.join(OVERLAPS)}")
+        return default
+    if overlap == "allow" and replication:
+        fields.report.add(
+            place, "allow would let two runs write one sink (R-F5); write skip or queue"
+        )
+        return default
+    return overlap
+
+
+def _concurrency(fields: Fields) -> dict[str, Any] | None:
+    raw = fields.mapping("concurrency")
+    if raw is None:
+        return None
+    inner = Fields(raw, (*fields.path, "concurrency"), fields.report)
+    inner.refuse_unknown("concurrency", ("key", "limit"))
+    for key in ("key", "limit"):
+        if key not in raw:
+            fields.report.add(inner.path, f"lacks {key}; write {{key: NAME, limit: NUMBER}}")
+            return None
+    return {
+        "key": inner.name("key", "", "concurrency key"),
+        "limit": inner.integer("limit", 1, 1, LARGEST_LIMIT),
+    }
+
+
+def _datasource(side: Any) -> str | None:
+    name = side.get("datasource") if isinstance(side, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _schedules(
+    job: str, raw: Mapping[str, Any], path: Path, report: Report
+) -> tuple[ScheduleDefinition, ...] | None:
+    if "schedules" not in raw:
+        return None
+    place = (*path, "schedules")
+    entries = raw["schedules"]
+    if not isinstance(entries, list):
+        report.add(place, "must be a list, such as - {every: 15m}")
+        return ()
+    found: list[ScheduleDefinition] = []
+    for index, entry in enumerate(entries):
+        schedule = parse_schedule(entry, f"{job}-{index + 1}", (*place, index), report)
+        if schedule is None:
+            continue
+        if schedule.name in {earlier.name for earlier in found}:
+            report.add((*place, index), f"another schedule of this job is named {schedule.name}")
+        found.append(schedule)
+    return tuple(found)
