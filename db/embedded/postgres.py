@@ -81,7 +81,7 @@ class Postgres(Server):
         super()._await_ready()
         with self._connect() as connection:
             if not connection.execute(
-                "select from pg_database where datname = %s", [DATABASE]
+                "select 1 from pg_database where datname = %s", [DATABASE]
             ).fetchone():
                 connection.execute(f"create database {DATABASE}")
 

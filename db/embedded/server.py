@@ -61,7 +61,11 @@ class Server:
         finally:
             # Only the server's own processes keep the lock.
             os.close(handle)
-        self._await_ready()
+        try:
+            self._await_ready()
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Stop cleanly, or hard after half a minute; returns when it has ended."""
@@ -147,13 +151,11 @@ class Server:
         until = time.monotonic() + _READY_SECONDS
         while not self.answers():
             if not self.running:
-                self.process = None
                 raise EmbeddedError(
                     f"the embedded {self.name} ended at its start: {self._last_words()} "
                     f"({self.log})"
                 )
             if time.monotonic() > until:
-                self.stop()
                 raise EmbeddedError(
                     f"the embedded {self.name} did not answer within {_READY_SECONDS:.0f} s: "
                     f"{self._last_words()} ({self.log})"

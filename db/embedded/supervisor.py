@@ -31,10 +31,12 @@ LOCK = "supervisor.lock"
 STOPPED = "stopped"
 """Left in the state folder by a stop on command: such servers are not brought back unasked."""
 
-_LOCK_SECONDS = 15.0
+_LOCK_SECONDS = 45.0  # longer than an ending supervisor needs to stop its servers
 _LOOK_SECONDS = 15.0
 _REQUEST_SECONDS = 2.0
-_LONGEST_BACKOFF = 30.0
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
+_CALM_SECONDS = 60.0
 
 
 class Supervisor:
@@ -48,7 +50,7 @@ class Supervisor:
         self.wanted: set[str] = set()
         self.used_at = time.monotonic()
         self.retry_at: dict[str, float] = {}
-        self.backoff: dict[str, float] = {}
+        self.pauses: dict[str, float] = {}
         self.touched_at = time.monotonic()
         self.ending = False
 
@@ -116,6 +118,8 @@ class Supervisor:
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
+    # --- the loop
+
     def _serve(self, signals: socket.socket) -> None:
         while not self.ending:
             for key, _ in self.selector.select(self._pause()):
@@ -137,7 +141,8 @@ class Supervisor:
     def _pause(self) -> float:
         """Seconds until something has to be looked at without being told."""
         now = time.monotonic()
-        moments = [now + _LOOK_SECONDS, *self.retry_at.values()]
+        down = [name for name in self.wanted if not self.servers[name].running]
+        moments = [now + _LOOK_SECONDS, *(self.retry_at.get(name, now) for name in down)]
         if not self.clients:
             moments.append(self.used_at + self.idle_seconds)
         return max(0.0, min(moments) - now) + 0.01
@@ -167,8 +172,8 @@ class Supervisor:
         except (OSError, ValueError, KeyError, TypeError):
             client.close()
             return
-        self.used_at = time.monotonic()
         if stays:
+            self.used_at = time.monotonic()
             client.setblocking(False)
             self.clients[client] = int(request["pid"])
             self.selector.register(client, selectors.EVENT_READ)
@@ -189,14 +194,9 @@ class Supervisor:
         self.idle_seconds = float(request["idle_seconds"])
         try:
             for name in request["servers"]:
-                server = self.servers[name]
-                if not server.running:
-                    server.stop()
-                    server.start()
-                    logger.info("%s runs", name)
+                if not self.servers[name].running:
+                    self._start(name)
                 self.wanted.add(name)
-                self.retry_at.pop(name, None)
-                self.backoff.pop(name, None)
         except EmbeddedError as error:
             return {"error": str(error)}, False
         return {"sockets": str(self.place.sockets)}, True
@@ -230,23 +230,37 @@ class Supervisor:
     # --- the servers' lives
 
     def _mend(self) -> None:
-        """Start again what died by itself, at once and then with a doubling pause."""
-        now = time.monotonic()
+        """Start again what died by itself: at once, but with a doubling pause in a crash loop."""
         for name in sorted(self.wanted):
-            server = self.servers[name]
-            if self.ending or server.running or self.retry_at.get(name, 0) > now:
+            now = time.monotonic()
+            retry_at = self.retry_at.get(name, 0.0)
+            if self.ending or self.servers[name].running or now < retry_at:
                 continue
-            wait = self.backoff.get(name, 0.5)
-            self.backoff[name] = min(wait * 2, _LONGEST_BACKOFF)
-            self.retry_at[name] = now + wait
+            calm = now - retry_at > _CALM_SECONDS
+            pause = _FIRST_PAUSE if calm else min(self.pauses[name] * 2, _LONGEST_PAUSE)
             logger.warning("%s has ended; starting it again", name)
             try:
-                server.stop()
-                server.start()
+                self._start(name)
             except EmbeddedError as error:
                 logger.error("%s", error)
-            else:
-                self.retry_at.pop(name, None)
+            self.pauses[name] = pause
+            self.retry_at[name] = time.monotonic() + pause
+
+    def _start(self, name: str) -> None:
+        """Start a server. Raises `EmbeddedError`, whatever went wrong: the supervisor lives on."""
+        server = self.servers[name]
+        try:
+            server.stop()
+            server.start()
+        except EmbeddedError:
+            raise
+        except Exception as error:
+            logger.exception("%s cannot be started", name)
+            raise EmbeddedError(
+                f"the embedded {name} cannot be started ({type(error).__name__}); "
+                f"{self.home / 'embedded.log'} says why"
+            ) from None
+        logger.info("%s runs", name)
 
     def _still_ours(self) -> bool:
         """Whether the folder, whose lock this process holds, is still the one in its place."""
