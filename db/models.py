@@ -110,7 +110,7 @@ class JobSchedule(Base):
         UniqueConstraint("job_id", "name", name="job_schedule_name_unique"),
         Index(
             "job_schedule_due",
-            "next_fire_at",
+            text("greatest(next_fire_at, retry_at)"),
             postgresql_where=text("next_fire_at is not null"),
         ),
     )
@@ -181,8 +181,14 @@ class JobRun(Base):
             "id",
             postgresql_where=text(PENDING),
         ),
-        Index("job_run_available", "available_at", postgresql_where=text(PENDING)),
-        Index("job_run_offered", "offered_at", postgresql_where=text(PENDING)),
+        Index(
+            "job_run_offer_due",
+            "queue",
+            "job_id",
+            text("least(offer_count, 14)"),
+            text("coalesce(offered_at, available_at)"),
+            postgresql_where=text(PENDING),
+        ),
         Index("job_run_lease", "lease_until", postgresql_where=text(HELD)),
         Index("job_run_held_of_job", "job_id", postgresql_where=text(HELD)),
         Index("job_run_lineage", "root_run_id", "attempt"),

@@ -71,6 +71,7 @@ class Trigger:
     job: str
     run_id: UUID
     parameters: Mapping[str, Any]
+    later_jobs: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -118,9 +119,7 @@ class Trigger:
                 "key": parameters.name(idempotency_key, "idempotency_key", parameters.MAX_KEY),
                 "key_seconds": settings.settings().idempotency_hours * 3600,
                 "parent_run_id": None if parent is None else str(parent),
-                "chain": None
-                if not chain
-                else parameters.to_json([list(chain)], "the chain", MAX_CHAIN_BYTES),
+                "chain": _chain_json(chain) if chain else None,
                 "actor": parameters.name(actor, "actor"),
                 "id_handed_out": asked is not None,
                 "accept_disabled": accept_disabled,
@@ -130,7 +129,20 @@ class Trigger:
                 "offered": False,
                 "notify": "work",
             },
+            tuple(step["job"] for step in chain or ()),
         )
+
+
+_STEP = frozenset({"job", "run_id", "params", "countdown", "priority", "queue"})
+
+
+def _chain_json(steps: Sequence[Mapping[str, Any]]) -> str:
+    """The later steps as ``job_run.chain`` holds them. Raises InvalidParameters."""
+    for step in steps:
+        if not isinstance(step, Mapping) or not {"job", "run_id"} <= step.keys() <= _STEP:
+            raise InvalidParameters("a step of a chain is made by dispatch.chains.stored")
+        Trigger.of(**step)
+    return parameters.to_json([list(map(dict, steps))], "the chain", MAX_CHAIN_BYTES)
 
 
 def enqueue(
@@ -152,6 +164,7 @@ def enqueue(
     trigger = Trigger.of(job, params, **options)
     try:
         with _whole(connection):
+            refuse_chain(connection, trigger)
             return admit(connection, trigger)
     except (psycopg.Error, DBAPIError) as error:
         raise_refusal(error, job)
@@ -213,6 +226,17 @@ def admit(
     )
 
 
+def refuse_chain(connection: AnyConnection, trigger: Trigger) -> None:
+    """Raise what the chain's later steps would raise as triggers: UnknownJob or JobDisabled."""
+    if not trigger.later_jobs:
+        return
+    names = {"names": list(trigger.later_jobs)}
+    for found in statements.rows(connection, _SQL["chain_jobs"], names):
+        for column, outcome in _CONDITIONS:
+            if not found[column]:
+                raise _REFUSALS[outcome](connection, found["name"])
+
+
 def submit(
     ports: Ports, job: str, params: Mapping[str, Any] | None = None, **options: Any
 ) -> RunHandle:
@@ -260,6 +284,7 @@ def _admit_alone(trigger: Trigger) -> RunHandle:
     with engine.connect() as connection, session.patient(connection, PATIENCE_SECONDS):
         if trigger.parameters["chain"] is not None:
             with session.driver_connection(connection).transaction():
+                refuse_chain(connection, trigger)
                 handle = admit(
                     connection, trigger, offered=True, notify="deadlines" if told else None
                 )
@@ -318,6 +343,12 @@ _REFUSALS: Mapping[str, Callable[[AnyConnection, str], Exception]] = {
     "source_disabled": _source_disabled,
     "sink_disabled": _sink_disabled,
 }
+_CONDITIONS = (
+    ("known", "unknown"),
+    ("enabled", "disabled"),
+    ("source_enabled", "source_disabled"),
+    ("sink_enabled", "sink_disabled"),
+)
 
 
 def raise_refusal(error: BaseException, job: str) -> None:

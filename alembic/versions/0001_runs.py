@@ -96,7 +96,9 @@ create table job_schedule (
   constraint job_schedule_disabled_never_fires check (enabled or next_fire_at is null),
   constraint job_schedule_name_unique unique (job_id, name)
 );
-create index job_schedule_due on job_schedule (next_fire_at) where next_fire_at is not null;
+-- R-D3: the next due schedule; one that failed is due again when its back-off ends (R-D9).
+create index job_schedule_due on job_schedule (greatest(next_fire_at, retry_at))
+  where next_fire_at is not null;
 """
 
 JOB_RUN = """
@@ -202,9 +204,11 @@ create index job_run_claim_order on job_run (queue, priority desc, available_at,
 -- R-C3, R-D7: the jobs that have waiting runs, and each one's next, whatever stands before them.
 create index job_run_pending_of_job on job_run (job_id, queue, priority desc, available_at,
   created_at, id) where status = 'PENDING';
--- R-D3: the next retry or delay, the next wake-up that may be lost, the next lease to expire.
-create index job_run_available on job_run (available_at) where status = 'PENDING';
-create index job_run_offered on job_run (offered_at) where status = 'PENDING';
+-- R-D3: of each queue, job and number of offers the run whose next offer is due first: the next
+-- retry, delay or unoffered run (no offer yet), the next wake-up that may be lost (the later ones).
+create index job_run_offer_due on job_run (queue, job_id, least(offer_count, 14),
+  coalesce(offered_at, available_at)) where status = 'PENDING';
+-- R-D3: the next lease to expire.
 create index job_run_lease on job_run (lease_until) where status in ('RUNNING', 'CANCEL_REQUESTED');
 create index job_run_held_of_job on job_run (job_id) where status in ('RUNNING', 'CANCEL_REQUESTED');
 create index job_run_lineage on job_run (root_run_id, attempt);
@@ -378,6 +382,12 @@ begin
           is distinct from (old.sink_snapshot - 'wrapped_key' - 'key_version')) then
     raise exception 'job_run %: a claim''s snapshot, token and fence never change', old.id
       using errcode = 'check_violation', constraint = 'job_run_snapshot';
+  end if;
+  if new.status = 'PENDING' and (new.offered_at is null
+      or (new.available_at <> old.available_at and new.offer_count = old.offer_count)) then
+    -- A time that was moved by hand makes an earlier wake-up worthless (R-D3).
+    new.offered_at := null;
+    new.offer_count := 0;
   end if;
   if old.finished_at is not null then
     if old.status = 'FAILED' and new.status = 'RETRY_SCHEDULED' then

@@ -41,15 +41,14 @@ with moment as materialized (
   from trigger_key k, asked
   where k.job_id = asked.id and k.key = %(key)s::text and k.expires_at > asked.now
 ), active as materialized (
-  -- The last branch knows a held run of any policy; its condition keeps to the small partial
-  -- index of held runs, since the history of one job may be long.
+  -- First under this policy, which the index serves, then under any other: a schedule skips where a
+  -- manual trigger would queue, and a policy may have been edited.
   select coalesce(
     (select r.id from job_run r where r.skip_key = asked.id
        and r.status in ('PENDING', 'RUNNING', 'CANCEL_REQUESTED')),
-    (select r.id from job_run r where r.job_id = asked.id and r.status = 'PENDING'
-       order by r.available_at limit 1),
-    (select r.id from job_run r where r.job_id is not distinct from asked.id
-       and r.status in ('RUNNING', 'CANCEL_REQUESTED') limit 1)) as id
+    (select r.id from job_run r where r.job_id = asked.id
+       and r.status in ('RUNNING', 'CANCEL_REQUESTED') limit 1),
+    (select r.id from job_run r where r.job_id = asked.id and r.status = 'PENDING' limit 1)) as id
   from asked where asked.overlap = 'skip'
 ), admitted as materialized (
   select * from asked
@@ -79,7 +78,7 @@ with moment as materialized (
   returning id, queue, priority, available_at > created_at as later
 ), audited as (
   insert into audit_event (actor, action, subject_type, subject, run_id, outcome, detail)
-  select %(actor)s::text, 'run.trigger', 'job', asked.name, created.id, 'created',
+  select %(actor)s::text, 'run.trigger', 'run', asked.name, created.id, 'created',
     jsonb_strip_nulls(jsonb_build_object('schedule_id', %(schedule_id)s::uuid,
       'scheduled_for', %(scheduled_for)s::timestamptz, 'parent_run_id', %(parent_run_id)s::uuid))
   from created, asked
@@ -147,3 +146,19 @@ returning id;
 -- name: job_names
 -- What a misspelt job may have meant.
 select name from job order by name limit 10000;
+
+-- name: chain_jobs
+-- The jobs of a chain's later steps, which are refused as the first one is (R-T8).
+select asked.name, j.id is not null as known, coalesce(j.enabled, false) as enabled,
+       coalesce(j.source_enabled, false) as source_enabled,
+       coalesce(j.sink_enabled, false) as sink_enabled
+from unnest(%(names)s::text[]) with ordinality as asked (name, position)
+left join job j on j.name = asked.name
+order by asked.position;
+
+-- name: record_broken_chain
+-- A step whose job is gone ends its chain, and says so (R-X4).
+insert into audit_event (actor, action, subject_type, subject, run_id, outcome, detail)
+values ('chain', 'run.trigger', 'run', %(job)s::text, %(run_id)s::uuid, 'refused',
+  jsonb_build_object('reason', %(reason)s::text, 'after', %(after)s::uuid,
+    'steps_lost', %(lost)s::integer));

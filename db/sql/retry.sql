@@ -1,0 +1,51 @@
+-- name: retry_candidate
+-- The last attempt of a lineage, locked, by the id or an alias of any of its attempts (R-R8).
+-- The last one is the attempt that nothing replaced; a snooze does not count as an attempt, so the
+-- number alone does not tell.
+with root as materialized (
+  select root_run_id from job_run where id = coalesce(
+    (select run_id from run_alias where id = %(run_id)s::uuid), %(run_id)s::uuid)
+)
+select r.id, r.job_id, r.job_name, r.status, r.queue, r.priority, r.attempt
+from job_run r
+where r.root_run_id = (select root_run_id from root)
+  and not exists (select from job_run later where later.previous_run_id = r.id)
+for no key update of r;
+
+-- name: retry
+-- Replace a FAILED attempt by one that is due at once (R-R8, R-S2). It may pass the attempt limit by
+-- one, takes over what a retry keeps, obeys `skip` by the index job_run_one_active, is recorded
+-- (R-X4), and notifies (R-D3). No row where the attempt is not FAILED any more.
+with failed as materialized (
+  select r.*, coalesce(r.skip_key, case when j.overlap = 'skip' then j.id end) as its_skip_key,
+         clock_timestamp() as now
+  from job_run r join job j on j.id = r.job_id
+  where r.id = %(previous_run_id)s::uuid and r.status = 'FAILED'
+), replaced as (
+  update job_run r set status = 'RETRY_SCHEDULED'
+  where r.id = (select id from failed)
+  returning r.id
+), created as (
+  insert into job_run (id, job_id, job_name, previous_run_id, root_run_id, parent_run_id, attempt,
+    max_attempts, queue, priority, available_at, offered_at, offer_count, skip_key, created_at,
+    params, chain, schedule_id, scheduled_for, triggered_by)
+  select %(run_id)s::uuid, f.job_id, f.job_name, f.id, f.root_run_id, f.parent_run_id, f.attempt + 1,
+    greatest(f.max_attempts, f.attempt + 1), f.queue, f.priority, f.now,
+    case when %(offered)s::boolean then f.now end, case when %(offered)s::boolean then 1 else 0 end,
+    f.its_skip_key, f.now, f.params, f.chain, f.schedule_id, f.scheduled_for, %(actor)s::text
+  from failed f join replaced on replaced.id = f.id
+  returning id, job_name, queue, priority
+), audited as (
+  insert into audit_event (actor, action, subject_type, subject, run_id, outcome, detail)
+  select %(actor)s::text, 'run.retry', 'run', job_name, id, 'created',
+    jsonb_build_object('previous_run_id', %(previous_run_id)s::uuid)
+  from created
+)
+select id, queue, priority, claimcheck_notify('queue:' || queue, 'deadlines') from created;
+
+-- name: active_run_of
+-- The active run that keeps a retry from being created under `skip` (R-T6).
+select id, status from job_run
+where job_id = %(job_id)s::uuid
+  and status in ('PENDING', 'RUNNING', 'CANCEL_REQUESTED')
+limit 1;

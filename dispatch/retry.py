@@ -1,0 +1,108 @@
+"""The manual retry of a FAILED run (R-R8)."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from db import session, statements
+from db.failures import first_line, is_connection_lost, sqlstate
+from dispatch import offers, parameters
+from dispatch.enqueue import RunHandle, raise_refusal
+from dispatch.errors import DatabaseUnavailable, NotRetryable, OverlapRefused, UnknownRun
+from dispatch.ports import Ports
+
+LOCK_SECONDS = 1.0
+PATIENCE_SECONDS = 5.0
+_ATTEMPTS = 3
+
+_SQL = statements.load("retry")
+
+
+def retry_run(
+    connection: Connection, run_id: UUID | str, *, actor: str, new_run_id: UUID | None = None
+) -> RunHandle:
+    """Replace the lineage's last attempt, which must be FAILED, by one that is due at once.
+
+    ``run_id`` is the id of any attempt, or an alias. Works in the caller's transaction, which
+    should bound its waits for locks; publish the handle's offer after the commit. Repeating it
+    under one ``new_run_id`` creates one attempt (R-R7). An attempt of a disabled job waits (R-T8).
+
+    Raises UnknownRun, NotRetryable (which says how the run stands), OverlapRefused (which names the
+    active run) and the driver's errors.
+    """
+    asked = parameters.run_id(run_id, "run_id")
+    created = new_run_id or uuid4()
+    last = statements.row(connection, _SQL["retry_candidate"], {"run_id": str(asked)})
+    if last is None:
+        raise UnknownRun(f"no run has the id {asked}. List them with: celery -A tasks run list")
+    if last["id"] == created:
+        return _handle(last)
+    if last["status"] != "FAILED":
+        raise NotRetryable(f"run {last['id']} is {last['status']}; only a FAILED run is retried")
+    if last["job_id"] is None:
+        raise NotRetryable(f"run {last['id']}: its job {last['job_name']!r} was removed")
+    new: dict[str, Any] = {
+        "run_id": str(created),
+        "previous_run_id": str(last["id"]),
+        "actor": parameters.name(actor, "actor"),
+        "offered": True,
+    }
+    try:
+        # A savepoint, so that a refusal leaves the caller's transaction usable.
+        with connection.begin_nested():
+            statements.rows(connection, _SQL["retry"], new)
+    except DBAPIError as error:
+        if sqlstate(error) != "23505":
+            raise
+    else:
+        return _handle({**last, "id": created})
+    active = statements.row(connection, _SQL["active_run_of"], {"job_id": str(last["job_id"])})
+    found = "meanwhile" if active is None else f"as run {active['id']} ({active['status']})"
+    raise OverlapRefused(
+        f"job {last['job_name']!r} allows one active run and has it {found}: "
+        "wait for that run or cancel it, then retry"
+    )
+
+
+def retry(ports: Ports, run_id: UUID | str, *, actor: str) -> RunHandle:
+    """`retry_run` in a transaction of its own, then the offer. A lost commit is settled (R-R7).
+
+    Raises what `retry_run` does; TriggerBusy after a second behind another transaction;
+    DatabaseUnavailable where the control database is away.
+    """
+    created = uuid4()
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with session.transaction(
+                lock_seconds=LOCK_SECONDS, patience=PATIENCE_SECONDS
+            ) as connection:
+                handle = retry_run(connection, run_id, actor=actor, new_run_id=created)
+            break
+        except (psycopg.Error, DBAPIError) as error:
+            raise_refusal(error, f"of run {run_id}")
+            if not is_connection_lost(error):
+                raise
+            if attempt == _ATTEMPTS:
+                raise DatabaseUnavailable(
+                    "the control database (DATABASE_URL) is away, so the retry may not be stored: "
+                    f"{first_line(error)}"
+                ) from None
+    offers.publish(ports, [handle.offer])
+    return handle
+
+
+def _handle(row: dict[str, Any]) -> RunHandle:
+    return RunHandle(
+        run_id=row["id"],
+        requested_id=row["id"],
+        created=True,
+        job=row["job_name"],
+        queue=row["queue"],
+        priority=row["priority"],
+        offerable=True,
+    )
