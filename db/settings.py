@@ -161,6 +161,10 @@ VARIABLES: dict[str, str] = {
 }
 """Environment variable -> field of `Settings`."""
 
+_PREFIX = "CLAIMCHECK_"
+_OTHERS = ("CLAIMCHECK_TEST_", "CLAIMCHECK_BENCH_")
+"""Variables of the tests and benchmarks, which are no settings."""
+
 _KINDS = {
     "float_parsing": "is not a number",
     "int_parsing": "is not a whole number",
@@ -178,7 +182,7 @@ def load() -> Settings:
     except ValidationError as error:
         lines = [_explain(details) for details in error.errors(include_url=False)]
     else:
-        lines = _missing_services(found)
+        lines = _contradictions(found) + _missing_services(found)
         if not lines:
             return found
     # Raised outside the handler, so that no traceback carries the rejected values along.
@@ -205,6 +209,15 @@ def _explain(details: Any) -> str:
     return f"{shown} {problem}{default}."
 
 
+def _contradictions(found: Settings) -> list[str]:
+    if found.database_direct_url is None or found.database_url is not None:
+        return []
+    return [
+        "DATABASE_DIRECT_URL is set and DATABASE_URL is not: it only names another way to the "
+        "database of DATABASE_URL. Set both, or neither."
+    ]
+
+
 def _missing_services(found: Settings) -> list[str]:
     required, reason = found.require_services, "CLAIMCHECK_REQUIRE_SERVICES is on"
     if required is None:
@@ -225,11 +238,13 @@ def _missing_services(found: Settings) -> list[str]:
 
 def _warn_of_unknown_names() -> None:
     for name in sorted(os.environ):
-        if not name.startswith("CLAIMCHECK_") or name.startswith("CLAIMCHECK_TEST_"):
+        if not name.startswith(_PREFIX) or name.startswith(_OTHERS):
             continue
         if name not in VARIABLES:
-            close = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.75)
-            hint = f"; did you mean {close[0]}?" if close else "."
+            # Without the prefix, which alone would make any two names alike.
+            known = [one.removeprefix(_PREFIX) for one in VARIABLES if one.startswith(_PREFIX)]
+            close = difflib.get_close_matches(name.removeprefix(_PREFIX), known, n=1, cutoff=0.7)
+            hint = f"; did you mean {_PREFIX}{close[0]}?" if close else "."
             logger.warning("%s is not a setting of Claimcheck and does nothing%s", name, hint)
 
 
@@ -307,7 +322,7 @@ def services() -> Services:
 def _settle(found: Settings) -> Services:
     database = None
     if found.database_url is not None:
-        database = check(found.database_url, "DATABASE_URL")
+        database = _conninfo(found.database_url, "DATABASE_URL")
     redis = None if found.redis_url is None else found.redis_url.get_secret_value().strip()
     if database is None or redis is None:
         endpoints = embedded.ensure(
@@ -321,7 +336,7 @@ def _settle(found: Settings) -> Services:
         redis = endpoints.redis_url if redis is None else redis
     direct = database
     if found.database_direct_url is not None:
-        direct = check(found.database_direct_url, "DATABASE_DIRECT_URL")
+        direct = _conninfo(found.database_direct_url, "DATABASE_DIRECT_URL")
     return Services(
         database_conninfo=database,
         direct_conninfo=direct,
@@ -332,7 +347,7 @@ def _settle(found: Settings) -> Services:
     )
 
 
-def check(url: SecretStr, name: str) -> str:
+def _conninfo(url: SecretStr, name: str) -> str:
     return parse_database_url(name, url.get_secret_value())
 
 

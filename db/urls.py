@@ -14,6 +14,12 @@ from sqlalchemy.exc import ArgumentError
 REDIS_SCHEMES = ("redis", "rediss", "sentinel", "redis+socket")
 
 
+_UNREADABLE = (
+    "it is not a URL that can be read; write postgresql://user:password@host:5432/database and "
+    "percent-encode special characters of the password (@ as %40, / as %2F, # as %23)"
+)
+
+
 class SettingsError(Exception):
     """A setting is missing or cannot be used. The message names it and the way out."""
 
@@ -27,36 +33,60 @@ def check_database_url(value: str) -> str:
     value = value.strip()
     scheme, separator, _ = value.partition("://")
     if not separator:
-        return _from_conninfo(value)
+        options = _conninfo_options(value)
+        _check_port(options)
+        return conninfo.make_conninfo("", **options)
     dialect = scheme.partition("+")[0].lower()
     if dialect not in ("postgresql", "postgres"):
         raise ValueError(
             f"the scheme {scheme!r} is not PostgreSQL's; the control database is a PostgreSQL "
             "one (14 or later), such as postgresql://user:password@host:5432/database"
         )
-    return conninfo.make_conninfo("", **_libpq_options(value, scheme))
+    options = _libpq_options(value, scheme)
+    _check_port(options)
+    return conninfo.make_conninfo("", **options)
+
+
+def _check_port(options: dict[str, str]) -> None:
+    for port in options.get("port", "").split(","):
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+            raise ValueError(
+                "its port is not a number from 1 to 65535; write "
+                "postgresql://user:password@host:5432/database"
+            )
 
 
 def _libpq_options(value: str, scheme: str) -> dict[str, str]:
     plain = f"postgresql://{value.partition('://')[2]}"
-    if "+" not in scheme:
+    if "+" in scheme:
+        options = _sqlalchemy_options(plain)
+    else:
         try:
             read = conninfo.conninfo_to_dict(plain)
         except ProgrammingError:
-            read = {}
-        # libpq splits at the first @, SQLAlchemy at the last: only the latter reads a password
-        # that holds a bare @.
-        if read and "@" not in str(read.get("host", "")):
-            return {name: str(item) for name, item in read.items() if item is not None}
+            options = _sqlalchemy_options(plain)
+        else:
+            options = {name: str(item) for name, item in read.items() if item is not None}
+    # A bare @ in a password moves its rest into the host.
+    if "@" in options.get("host", ""):
+        raise ValueError(_UNREADABLE)
+    return options
+
+
+def _sqlalchemy_options(plain: str) -> dict[str, str]:
     try:
         url = make_url(plain)
     except (ArgumentError, ValueError):
-        raise ValueError(
-            "it is not a URL that can be read; write postgresql://user:password@host:5432/database "
-            "and percent-encode special characters of the password (@ as %40, / as %2F, # as %23)"
-        ) from None
+        raise ValueError(_UNREADABLE) from None
     options = _from_sqlalchemy(url)
-    _check_options(options)
+    for name in options:
+        try:
+            conninfo.make_conninfo("", **{name: "1"})
+        except ProgrammingError:
+            raise ValueError(
+                f"{name!r} is not a connection option of PostgreSQL; see 'Parameter Key Words' "
+                "of the libpq documentation"
+            ) from None
     return options
 
 
@@ -83,28 +113,17 @@ def _from_sqlalchemy(url: URL) -> dict[str, str]:
     return options
 
 
-def _from_conninfo(value: str) -> str:
+def _conninfo_options(value: str) -> dict[str, str]:
     try:
-        options = conninfo.conninfo_to_dict(value)
+        read = conninfo.conninfo_to_dict(value)
     except ProgrammingError:
-        options = {}
-    if not options:
+        read = {}
+    if not read:
         raise ValueError(
             "it is neither a URL nor a libpq connection string; write "
             "postgresql://user:password@host:5432/database or 'host=... dbname=... user=...'"
         )
-    return conninfo.make_conninfo("", **options)
-
-
-def _check_options(options: dict[str, str]) -> None:
-    for name in options:
-        try:
-            conninfo.make_conninfo("", **{name: "1"})
-        except ProgrammingError:
-            raise ValueError(
-                f"{name!r} is not a connection option of PostgreSQL; see 'Parameter Key Words' "
-                "of the libpq documentation"
-            ) from None
+    return {name: str(item) for name, item in read.items() if item is not None}
 
 
 def parse_database_url(name: str, value: str) -> str:
