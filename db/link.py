@@ -1,0 +1,87 @@
+"""A connection that one thread keeps, and opens again when it was lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, LiteralString
+
+import psycopg
+
+from db import session, statements
+from db.session import ControlConnection
+
+POINT_PLANS: Mapping[str, str] = {
+    # What a held run does to the database are lookups by key. These keep the planner to them, also
+    # with statistics of an empty table and a plan that was cached then.
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+
+
+class Link:
+    """One connection to the control database, opened at first use, safe across fork.
+
+    Not shared between threads. ``planner`` holds settings that its statements need; behind a
+    transaction pooler `row` sets them for each transaction.
+    """
+
+    def __init__(
+        self,
+        application_name: str,
+        *,
+        patience: float = session.PATIENCE_SECONDS,
+        planner: Mapping[str, str] = POINT_PLANS,
+        open_connection: Callable[[], ControlConnection] | None = None,
+    ) -> None:
+        self._name = application_name
+        self._planner = planner
+        self._patience = patience
+        self._open_connection = open_connection or self._open
+        self._connection: ControlConnection | None = None
+        self._owner = os.getpid()
+
+    def get(self) -> ControlConnection:
+        """The connection, opened where there is none or the server closed it.
+
+        Raises psycopg.OperationalError; then nothing was sent.
+        """
+        if self._owner != os.getpid():
+            # The parent's connection stays the parent's: forget it without closing it.
+            self._connection, self._owner = None, os.getpid()
+        if self._connection is not None and not session.is_alive(self._connection):
+            self.close()
+        if self._connection is None:
+            self._connection = self._open_connection()
+        return self._connection
+
+    def close(self) -> None:
+        """Close the connection; the next use opens another."""
+        if self._connection is not None and self._owner == os.getpid():
+            with contextlib.suppress(psycopg.Error):
+                self._connection.close()
+        self._connection = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a connection is held; it may turn out to be dead."""
+        return self._connection is not None and self._owner == os.getpid()
+
+    def row(
+        self, statement: LiteralString, parameters: Mapping[str, Any] | None = None
+    ) -> dict[str, Any] | None:
+        """Run one statement and commit it; its first row. Raises psycopg.Error."""
+        connection = self.get()
+        if not (self._planner and session.is_pooled()):
+            return statements.row(connection, statement, parameters)
+        with connection.transaction():
+            for name, value in self._planner.items():
+                connection.execute("select set_config(%s, %s, true)", (name, value))
+            return statements.row(connection, statement, parameters)
+
+    def _open(self) -> ControlConnection:
+        return session.connect(self._name, patience=self._patience, planner=self._planner)

@@ -1,0 +1,259 @@
+-- name: claim_directed
+-- Take the named run or nothing, and prepare it, in one statement (R-C1, R-C4, R-C5).
+-- Locks the run, then its job, then both datasources in ascending order of their ids; it waits a
+-- second for an edit of those, and one that commits meanwhile is seen, since each locked row is
+-- read and checked again (R-C4). Two spellings keep the planner to the primary key of job_run,
+-- also with the statistics of an empty table: "PENDING" as unclaimed and unfinished, because the
+-- status would open the partial indexes, and the join to the job, which opens no index on job_id.
+with patience as materialized (
+  select set_config('lock_timeout', '1s', true) as lock_timeout
+), pick as materialized (
+  select r.id, j.overlap <> 'allow' as exclusive, j.concurrency_key, k.max as slots,
+    j.name, j.handler, j.definition, j.watermark, j.watermark_type, j.source_id, j.sink_id,
+    lo.id as lo_id, lo.name as lo_name, lo.connector as lo_connector, lo.envelope as lo_envelope,
+    hi.id as hi_id, hi.name as hi_name, hi.connector as hi_connector, hi.envelope as hi_envelope
+  from patience
+  cross join job_run r
+  join job j on j.id = coalesce(r.job_id, '00000000-0000-0000-0000-000000000000')
+  join datasource lo on lo.id = coalesce(least(j.source_id, j.sink_id),
+    '00000000-0000-0000-0000-000000000000')
+  join datasource hi on hi.id = coalesce(greatest(j.source_id, j.sink_id),
+    '00000000-0000-0000-0000-000000000000')
+  left join concurrency_key k on k.key = j.concurrency_key
+  where r.id = %(run_id)s::uuid
+    and r.lease_token is null and r.finished_at is null
+    and r.available_at <= statement_timestamp()
+    and j.enabled and not j.paused and j.source_enabled and j.sink_enabled
+    and lo.enabled and hi.enabled
+    and j.handler = any(%(handlers)s::text[])
+    and (lo.envelope is null or lo.envelope->>'key_version' = any(%(key_versions)s::text[]))
+    and (hi.envelope is null or hi.envelope->>'key_version' = any(%(key_versions)s::text[]))
+    and (j.overlap = 'allow' or not exists (
+      select from job_run x where x.job_id = j.id and x.status in ('RUNNING', 'CANCEL_REQUESTED')))
+    and (j.concurrency_key is null or k.max > (
+      select count(*) from job_run x
+      where x.slot_key = k.key and x.status in ('RUNNING', 'CANCEL_REQUESTED')))
+  for update of r skip locked
+  for share of j, lo, hi
+), claimed as (
+  update job_run u set
+    status = 'RUNNING',
+    executor = %(executor)s::text,
+    lease_token = %(token)s::uuid,
+    lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s::float8),
+    heartbeat_at = clock_timestamp(),
+    started_at = clock_timestamp(),
+    fence = nextval('fence_seq'),
+    datasources_resolved_at = clock_timestamp(),
+    job_snapshot = jsonb_build_object('job', pick.name, 'handler', pick.handler,
+      'definition', pick.definition, 'watermark', pick.watermark,
+      'watermark_type', pick.watermark_type,
+      'source', case pick.source_id
+        when lo_id then jsonb_build_object('name', lo_name, 'connector', lo_connector)
+        when hi_id then jsonb_build_object('name', hi_name, 'connector', hi_connector) end,
+      'sink', case pick.sink_id
+        when lo_id then jsonb_build_object('name', lo_name, 'connector', lo_connector)
+        when hi_id then jsonb_build_object('name', hi_name, 'connector', hi_connector) end),
+    source_datasource_id = pick.source_id,
+    source_snapshot = case pick.source_id when lo_id then lo_envelope when hi_id then hi_envelope end,
+    sink_datasource_id = pick.sink_id,
+    sink_snapshot = case pick.sink_id when lo_id then lo_envelope when hi_id then hi_envelope end,
+    exclusive = pick.exclusive,
+    slot_key = pick.concurrency_key,
+    -- R-C8: of the free numbers only as many as there is room for, the lowest, so that racing
+    -- claims never hold more than the limit, also just after it was lowered.
+    slot_no = case when pick.concurrency_key is not null then (
+      select free.n from (
+        select n from generate_series(1, pick.slots) n
+        where not exists (select from job_run x where x.slot_key = pick.concurrency_key
+          and x.slot_no = n and x.status in ('RUNNING', 'CANCEL_REQUESTED'))
+        order by n
+        limit greatest(0, (select pick.slots - count(*) from job_run x
+          where x.slot_key = pick.concurrency_key
+            and x.status in ('RUNNING', 'CANCEL_REQUESTED')))
+      ) free order by random() limit 1) end
+  from pick
+  where u.id = (select id from pick)
+  returning u.id, u.job_id, u.job_name, u.root_run_id, u.previous_run_id, u.attempt,
+    u.max_attempts, u.fence, u.queue, u.priority, u.available_at, u.created_at, u.params, u.chain,
+    u.exclusive, u.slot_key, u.scheduled_for, u.job_snapshot, u.source_snapshot,
+    u.source_datasource_id, u.sink_snapshot, u.sink_datasource_id
+), notified as materialized (
+  select claimcheck_notify('queue:' || queue, 'deadlines') as done
+  from claimed where %(notify)s::boolean
+)
+select claimed.*,
+  (select p.error_code from job_run p where p.id = claimed.previous_run_id) as previous_code,
+  (select count(*) from notified) as notified
+from claimed;
+
+-- name: claim_next
+-- Take the next eligible run of a queue and prepare it, in one statement that never waits (R-C3,
+-- R-C4). Always one row: `id` is null where nothing was taken; then `near` tells how many due runs
+-- were looked at, and `candidates` how many of all were eligible but locked by someone.
+--   near       the first due runs of each priority, from a given place in its order onwards
+--   waiting    (a wide look) every job that has waiting runs, found by stepping from job to job, so
+--              that ten thousand blocked runs of a job cost one step
+--   open_job   which of these jobs may run now, and how many more of their runs
+--   candidate  the runs to try, in order; not more than have room
+-- Job and datasources are locked before the run, so that an open edit leaves its runs untouched.
+with recursive patience as materialized (
+  select set_config('lock_timeout', '100ms', true) as lock_timeout
+), near as materialized (
+  select due.id, due.job_id, due.priority, due.available_at, due.created_at
+  from unnest(%(priorities)s::smallint[], %(after_available_at)s::timestamptz[],
+    %(after_created_at)s::timestamptz[], %(after_id)s::uuid[])
+    as level (priority, after_available_at, after_created_at, after_id)
+  cross join lateral (
+    select r.id, r.job_id, r.priority, r.available_at, r.created_at
+    from job_run r
+    where r.status = 'PENDING' and r.queue = %(queue)s::text and r.priority = level.priority
+      and r.available_at <= statement_timestamp()
+      and (r.available_at, r.created_at, r.id)
+        >= (level.after_available_at, level.after_created_at, level.after_id)
+    order by r.available_at, r.created_at, r.id
+    limit %(window)s::integer
+  ) due
+  where not %(wide)s::boolean
+), waiting (job_id) as (
+  (select r.job_id from job_run r
+   where r.status = 'PENDING' and %(wide)s::boolean order by r.job_id limit 1)
+  union all
+  select (select r.job_id from job_run r
+          where r.status = 'PENDING' and r.job_id > waiting.job_id order by r.job_id limit 1)
+  from waiting where waiting.job_id is not null
+), open_job as materialized (
+  select j.id, least(
+    case when j.overlap = 'allow' then %(window)s::integer
+         when exists (select from job_run x where x.job_id = j.id
+           and x.status in ('RUNNING', 'CANCEL_REQUESTED')) then 0
+         else 1 end,
+    case when k.key is not null then k.max - (select count(*) from job_run x
+      where x.slot_key = k.key and x.status in ('RUNNING', 'CANCEL_REQUESTED')) end) as room
+  from job j
+  join datasource lo on lo.id = coalesce(least(j.source_id, j.sink_id),
+    '00000000-0000-0000-0000-000000000000')
+  join datasource hi on hi.id = coalesce(greatest(j.source_id, j.sink_id),
+    '00000000-0000-0000-0000-000000000000')
+  left join concurrency_key k on k.key = j.concurrency_key
+  where j.id = any(array(
+      select near.job_id from near
+      union all
+      select waiting.job_id from waiting where waiting.job_id is not null))
+    and j.enabled and not j.paused and j.source_enabled and j.sink_enabled
+    and lo.enabled and hi.enabled
+    and j.handler = any(%(handlers)s::text[])
+    and (lo.envelope is null or lo.envelope->>'key_version' = any(%(key_versions)s::text[]))
+    and (hi.envelope is null or hi.envelope->>'key_version' = any(%(key_versions)s::text[]))
+), candidate as materialized (
+  select placed.id from (
+    select found.*, row_number() over (partition by found.job_id
+      order by found.priority desc, found.available_at, found.created_at, found.id) as place
+    from (
+      select near.*, open_job.room from near join open_job on open_job.id = near.job_id
+      union all
+      select due.*, open_job.room
+      from open_job cross join lateral (
+        select r.id, r.job_id, r.priority, r.available_at, r.created_at
+        from job_run r
+        where r.status = 'PENDING' and r.job_id = open_job.id and r.queue = %(queue)s::text
+          and r.available_at <= statement_timestamp()
+        order by r.priority desc, r.available_at, r.created_at, r.id
+        limit %(window)s::integer
+      ) due
+      where %(wide)s::boolean and open_job.room > 0
+    ) found
+  ) placed
+  where placed.room > 0 and placed.place <= placed.room + %(spare)s::integer
+  order by placed.priority desc, placed.available_at, placed.created_at, placed.id
+  limit %(tries)s::integer
+), pick as materialized (
+  select r.id, j.overlap <> 'allow' as exclusive, j.concurrency_key, k.max as slots,
+    j.name, j.handler, j.definition, j.watermark, j.watermark_type, j.source_id, j.sink_id,
+    lo.id as lo_id, lo.name as lo_name, lo.connector as lo_connector, lo.envelope as lo_envelope,
+    hi.id as hi_id, hi.name as hi_name, hi.connector as hi_connector, hi.envelope as hi_envelope
+  from patience
+  cross join job_run r
+  join job j on j.id = coalesce(r.job_id, '00000000-0000-0000-0000-000000000000')
+  join datasource lo on lo.id = coalesce(least(j.source_id, j.sink_id),
+    '00000000-0000-0000-0000-000000000000')
+  join datasource hi on hi.id = coalesce(greatest(j.source_id, j.sink_id),
+    '00000000-0000-0000-0000-000000000000')
+  left join concurrency_key k on k.key = j.concurrency_key
+  where r.id = any(array(select candidate.id from candidate))
+    and r.lease_token is null and r.finished_at is null
+    and r.available_at <= statement_timestamp()
+    and j.enabled and not j.paused and j.source_enabled and j.sink_enabled
+    and lo.enabled and hi.enabled
+    and j.handler = any(%(handlers)s::text[])
+    and (lo.envelope is null or lo.envelope->>'key_version' = any(%(key_versions)s::text[]))
+    and (hi.envelope is null or hi.envelope->>'key_version' = any(%(key_versions)s::text[]))
+    and (j.concurrency_key is null or k.max is not null)
+  order by r.priority desc, r.available_at, r.created_at, r.id
+  limit 1
+  for share of j, lo, hi skip locked
+  for update of r skip locked
+), claimed as (
+  update job_run u set
+    status = 'RUNNING',
+    executor = %(executor)s::text,
+    lease_token = %(token)s::uuid,
+    lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s::float8),
+    heartbeat_at = clock_timestamp(),
+    started_at = clock_timestamp(),
+    fence = nextval('fence_seq'),
+    datasources_resolved_at = clock_timestamp(),
+    job_snapshot = jsonb_build_object('job', pick.name, 'handler', pick.handler,
+      'definition', pick.definition, 'watermark', pick.watermark,
+      'watermark_type', pick.watermark_type,
+      'source', case pick.source_id
+        when lo_id then jsonb_build_object('name', lo_name, 'connector', lo_connector)
+        when hi_id then jsonb_build_object('name', hi_name, 'connector', hi_connector) end,
+      'sink', case pick.sink_id
+        when lo_id then jsonb_build_object('name', lo_name, 'connector', lo_connector)
+        when hi_id then jsonb_build_object('name', hi_name, 'connector', hi_connector) end),
+    source_datasource_id = pick.source_id,
+    source_snapshot = case pick.source_id when lo_id then lo_envelope when hi_id then hi_envelope end,
+    sink_datasource_id = pick.sink_id,
+    sink_snapshot = case pick.sink_id when lo_id then lo_envelope when hi_id then hi_envelope end,
+    exclusive = pick.exclusive,
+    slot_key = pick.concurrency_key,
+    slot_no = case when pick.concurrency_key is not null then (
+      select free.n from (
+        select n from generate_series(1, pick.slots) n
+        where not exists (select from job_run x where x.slot_key = pick.concurrency_key
+          and x.slot_no = n and x.status in ('RUNNING', 'CANCEL_REQUESTED'))
+        order by n
+        limit greatest(0, (select pick.slots - count(*) from job_run x
+          where x.slot_key = pick.concurrency_key
+            and x.status in ('RUNNING', 'CANCEL_REQUESTED')))
+      ) free order by random() limit 1) end
+  from pick
+  where u.id = (select id from pick)
+  returning u.id, u.job_id, u.job_name, u.root_run_id, u.previous_run_id, u.attempt,
+    u.max_attempts, u.fence, u.queue, u.priority, u.available_at, u.created_at, u.params, u.chain,
+    u.exclusive, u.slot_key, u.scheduled_for, u.job_snapshot, u.source_snapshot,
+    u.source_datasource_id, u.sink_snapshot, u.sink_datasource_id
+), notified as materialized (
+  select claimcheck_notify('queue:' || queue, 'deadlines') as done
+  from claimed where %(notify)s::boolean
+)
+select claimed.*,
+  (select p.error_code from job_run p where p.id = claimed.previous_run_id) as previous_code,
+  (select count(*) from notified) as notified,
+  (select count(*) from near) as near,
+  (select count(*) from candidate) as candidates,
+  extract(epoch from clock_timestamp() - statement_timestamp())::float8 as seconds
+from (select) always left join claimed on true;
+
+-- name: claim_by_token
+-- What became of a claim whose answer was lost: the run, if it landed and is still held (R-R7).
+select u.id, u.job_id, u.job_name, u.root_run_id, u.previous_run_id, u.attempt,
+  u.max_attempts, u.fence, u.queue, u.priority, u.available_at, u.created_at, u.params, u.chain,
+  u.exclusive, u.slot_key, u.scheduled_for, u.job_snapshot, u.source_snapshot,
+  u.source_datasource_id, u.sink_snapshot, u.sink_datasource_id,
+  (select p.error_code from job_run p where p.id = u.previous_run_id) as previous_code
+from job_run u
+where u.status in ('RUNNING', 'CANCEL_REQUESTED')
+  and u.executor = %(executor)s::text and u.lease_token = %(token)s::uuid
+  and u.lease_until > clock_timestamp();
