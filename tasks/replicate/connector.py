@@ -158,6 +158,8 @@ class Column:
     """Computed by the engine; cannot be written."""
     identity: bool = False
     """Numbered by the engine from a sequence, which a load must move on."""
+    detail: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """What only ends of the same dialect need to know about it; must be picklable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +290,9 @@ class Load:
     scope: str
     """The fence's scope: the job's id (R-F5)."""
     fence: int
+    step: int = 0
+    """Which of the run's transactions: 0 is the first, which records the fence number; a later one
+    has a number of its own, so that a commit of unknown outcome can be told from the others."""
     key: tuple[str, ...] = ()
     """Sink columns by which ``merge`` and ``diff`` find rows."""
     watermark: str | None = None
@@ -434,9 +439,11 @@ class Sink(End):
     def begin(self, load: Load) -> None:
         """Begin a transaction that will change the target, and pass the fence (R-F5).
 
-        The first of a run records ``load.fence`` for ``load.scope``; later ones lock that record.
-        Raises Fenced where a higher number stands there. A sink that is not transactional keeps
-        its record as well as it can.
+        ``claimcheck_fence`` (made where it is missing, beside the target) has one row for each
+        ``(scope, step)``. Step 0 records ``load.fence`` in its row if no higher number stands
+        there. A later step share-locks the row of step 0, goes on only if no higher number stands
+        there, and records the fence in a row of its own. Raises Fenced otherwise. A sink that is
+        not transactional keeps its record as well as it can.
         """
 
     @abstractmethod
@@ -448,8 +455,11 @@ class Sink(End):
         """Undo the open transaction, if any; never raises."""
 
     def settle(self, load: Load) -> bool:
-        """After CommitUnknown: whether it committed. Opens a connection of its own, locks the fence
-        record (so that the lost transaction has ended) and reads it."""
+        """After CommitUnknown: whether it committed.
+
+        With a connection of its own, locks the fence's row of ``load.step`` (so that the lost
+        transaction has ended) and reads it. Afterwards the sink can be used again.
+        """
         raise SinkError("the sink broke while it committed; its content is not known")
 
     # What happens inside

@@ -149,11 +149,10 @@ def watermark_note(spec: ReplicationSpec, source_connector: str) -> str | None:
     if kind == "safe" and spec.lag is None:
         return (
             "safe bound: on a primary, for timestamptz and xid8 columns, from its open "
-            f"transactions; otherwise the source is read again with a lag of {DEFAULT_LAG_SECONDS} s "
-            f"(numbers: {DEFAULT_LAG_UNITS}), and rows that commit later than that are missed"
+            "transactions; other columns are read again with a lag of "
+            f"{DEFAULT_LAG_SECONDS} s (numbers: {DEFAULT_LAG_UNITS}), and rows that commit later "
+            "than that are missed"
         )
-    if kind == "safe":
-        return f"safe bound, and a lag of {lag} (seconds of a time, units of a number) below it"
     lag = lag or f"{DEFAULT_LAG_SECONDS} s (numbers: {DEFAULT_LAG_UNITS})"
     return (
         f"lag of {lag}: rows whose transaction takes longer than that to commit are missed; "

@@ -1,0 +1,67 @@
+"""PostgreSQL as source and sink."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.replicate.connector import Capabilities, Connector, SourceError
+
+
+class PostgreSQL(Connector):
+    """PostgreSQL 12 and later."""
+
+    name = "postgresql"
+    capabilities = Capabilities(
+        title="PostgreSQL",
+        source_modes=frozenset({"complete", "complete-atomic", "incremental"}),
+        sink_modes=frozenset({"complete", "complete-atomic", "incremental"}),
+        atomic=("delete", "diff", "truncate", "rename"),
+        queries=True,
+        parallel_source=True,
+        parallel_sink=True,
+        watermark="safe",
+        transactional=True,
+        create=True,
+        analyze=True,
+        patterns=True,
+        cancel="cancel request, then the socket is shut down",
+        tested="15 and 18; 12 to 14, 16 and 17 are untested",
+        settings={"url": "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"},
+        secrets=frozenset({"url"}),
+    )
+
+    def check_config(self, config: Mapping[str, Any]) -> list[str]:
+        from tasks.replicate.connectors.postgresql import session
+
+        found = [
+            f"{key}: is no setting of postgresql; it has url"
+            for key in config
+            if key not in self.capabilities.settings
+        ]
+        try:
+            session.conninfo_of(config)
+        except ValueError as error:
+            found.append(str(error))
+        return found
+
+    def test(self, config: Mapping[str, Any]) -> str:
+        from tasks.replicate.connectors.postgresql import session
+
+        with session.errors(SourceError, config):
+            connection = session.connect(config, name="claimcheck")
+            try:
+                row = connection.execute("show server_version").fetchone()
+            finally:
+                session.close(connection)
+        return f"PostgreSQL {row[0] if row else '?'}"
+
+    def source(self, config: Mapping[str, Any], *, name: str = "") -> Any:
+        from tasks.replicate.connectors.postgresql.source import PostgreSQLSource
+
+        return PostgreSQLSource(config, name=name)
+
+    def sink(self, config: Mapping[str, Any], *, name: str = "") -> Any:
+        from tasks.replicate.connectors.postgresql.sink import PostgreSQLSink
+
+        return PostgreSQLSink(config, name=name)

@@ -1,0 +1,232 @@
+"""What PostgreSQL's catalog says about tables, queries and their types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from tasks.replicate.connector import Column, ColumnType, Kind, Relation, TableName
+
+# The relation behind a literal, possibly qualified name; NULL where there is none.
+_FIND = """
+select c.oid::int8, c.relkind::text, n.nspname, c.relname, c.reltuples::float8,
+       pg_catalog.pg_get_userbyid(c.relowner)
+from pg_catalog.pg_class c
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where c.oid = pg_catalog.to_regclass(%s)
+"""
+
+_ATTRIBUTES = """
+select a.attname, a.atttypid::int8, a.atttypmod, a.attnotnull, a.atthasdef,
+       a.attgenerated <> '', a.attidentity::text
+from pg_catalog.pg_attribute a
+where a.attrelid = %s::oid and a.attnum > 0 and not a.attisdropped
+order by a.attnum
+"""
+
+# A unique key that is always checked and covers every row: the primary key, or the first other
+# index of that kind whose columns are all NOT NULL.
+_KEY = """
+select array_agg(a.attname order by k.position)
+from pg_catalog.pg_index i
+cross join lateral unnest(i.indkey[0:i.indnkeyatts - 1]) with ordinality k (attnum, position)
+join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+where i.indrelid = %s::oid and i.indisunique and i.indimmediate and i.indisvalid
+  and i.indpred is null and i.indexprs is null
+group by i.indexrelid, i.indisprimary
+having bool_and(a.attnotnull)
+order by i.indisprimary desc, i.indexrelid
+limit 1
+"""
+
+# Each type resolved through its domains to the base type that decides its representation. The
+# signature tells types apart that bear one name in two databases but are built differently.
+_TYPES = """
+with recursive given as (
+  select position, typid, typmod
+  from unnest(%s::oid[], %s::int4[]) with ordinality g (typid, typmod, position)
+), step as (
+  select position, typid, typmod, 0 as depth from given
+  union all
+  select s.position, t.typbasetype, t.typtypmod, s.depth + 1
+  from step s join pg_catalog.pg_type t on t.oid = s.typid
+  where t.typtype = 'd'
+), base as (
+  select distinct on (position) position, typid, typmod from step order by position, depth desc
+)
+select pg_catalog.format_type(g.typid, g.typmod) as name,
+       pg_catalog.format_type(b.typid, b.typmod) as base,
+       t.typname, b.typmod, t.typtype::text,
+       t.typsend <> 0 as sendable,
+       t.oid < 16384 as builtin,
+       coalesce(e.oid < 16384, true) as element_builtin,
+       e.typname as element,
+       (select string_agg(format('%%I %%s', a.attname,
+               pg_catalog.format_type(a.atttypid, a.atttypmod)), ', ' order by a.attnum)
+        from pg_catalog.pg_attribute a
+        where a.attrelid = coalesce(nullif(t.typrelid, 0), nullif(e.typrelid, 0))
+          and a.attnum > 0 and not a.attisdropped) as signature
+from given g
+join base b using (position)
+join pg_catalog.pg_type t on t.oid = b.typid
+left join pg_catalog.pg_type e
+  on e.oid = t.typelem and t.typcategory = 'A' and t.typelem <> 0
+order by g.position
+"""
+
+_TEXTS = frozenset({"text", "varchar", "bpchar", "name", "char"})
+_KINDS = {
+    "bool": Kind.BOOLEAN,
+    "int2": Kind.INTEGER,
+    "int4": Kind.INTEGER,
+    "int8": Kind.INTEGER,
+    "oid": Kind.INTEGER,
+    "numeric": Kind.DECIMAL,
+    "float4": Kind.FLOAT,
+    "float8": Kind.FLOAT,
+    "bytea": Kind.BYTES,
+    "date": Kind.DATE,
+    "time": Kind.TIME,
+    "timestamp": Kind.TIMESTAMP,
+    "timestamptz": Kind.TIMESTAMPTZ,
+    "interval": Kind.INTERVAL,
+    "uuid": Kind.UUID,
+    "json": Kind.JSON,
+    "jsonb": Kind.JSON,
+} | dict.fromkeys(_TEXTS, Kind.TEXT)
+_BITS = {"int2": 16, "int4": 32, "int8": 64, "oid": 32, "float4": 32, "float8": 64}
+
+
+def quoted(name: TableName) -> str:
+    """The name as SQL text, for ``to_regclass``."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in name)
+
+
+def find(connection: psycopg.Connection[Any], name: TableName) -> dict[str, Any] | None:
+    """Oid, kind and full name of a relation, or None."""
+    if len(name) > 2:
+        # A third part can only be the database itself.
+        if name[0] != connection.info.dbname or len(name) > 3:
+            return None
+        name = name[1:]
+    row = connection.execute(_FIND, (quoted(name),)).fetchone()
+    if row is None:
+        return None
+    keys = ("oid", "relkind", "schema", "table", "tuples", "owner")
+    return dict(zip(keys, row, strict=True))
+
+
+def describe_table(connection: psycopg.Connection[Any], found: dict[str, Any]) -> Relation:
+    """Columns and key of a relation that :func:`find` found."""
+    attributes = connection.execute(_ATTRIBUTES, (found["oid"],)).fetchall()
+    types = describe_types(connection, [(a[1], a[2]) for a in attributes])
+    key = connection.execute(_KEY, (found["oid"],)).fetchone()
+    columns = tuple(
+        Column(
+            name=name,
+            type=kind,
+            nullable=not not_null,
+            has_default=has_default or identity != "",
+            generated=generated,
+            identity=identity != "",
+            detail=detail | {"identity": identity},
+        )
+        for (name, _, _, not_null, has_default, generated, identity), (kind, detail) in zip(
+            attributes, types, strict=True
+        )
+    )
+    return Relation(columns, key=tuple(key[0]) if key else (), detail=found)
+
+
+def explain(connection: psycopg.Connection[Any], query: sql.Composable) -> dict[str, Any]:
+    """The topmost node of a query's plan; planning also checks names and rights."""
+    row = connection.execute(sql.SQL("explain (verbose, format json) {}").format(query)).fetchone()
+    assert row is not None
+    plan = json.loads(row[0]) if isinstance(row[0], str) else row[0]
+    top: dict[str, Any] = plan[0]["Plan"]
+    return top
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every node of a plan."""
+    yield plan
+    for inner in plan.get("Plans", ()):
+        yield from nodes(inner)
+
+
+def describe_query(connection: psycopg.Connection[Any], query: sql.Composable) -> Relation:
+    """Columns of a query's result; the query is planned but not run."""
+    cursor = connection.execute(
+        sql.SQL("select * from (\n{}\n) claimcheck_query limit 0").format(query)
+    )
+    result = cursor.pgresult
+    assert result is not None
+    names = [(result.fname(i) or b"").decode() for i in range(result.nfields)]
+    types = describe_types(
+        connection, [(result.ftype(i), result.fmod(i)) for i in range(result.nfields)]
+    )
+    columns = tuple(
+        Column(name=name, type=kind, detail=detail)
+        for name, (kind, detail) in zip(names, types, strict=True)
+    )
+    return Relation(columns)
+
+
+def describe_types(
+    connection: psycopg.Connection[Any], types: Sequence[tuple[int, int]]
+) -> list[tuple[ColumnType, dict[str, Any]]]:
+    """Neutral types and PostgreSQL's own details for pairs of type oid and modifier."""
+    if not types:
+        return []
+    rows = connection.execute(_TYPES, ([t[0] for t in types], [t[1] for t in types])).fetchall()
+    money = None
+    described = []
+    for name, base, typname, typmod, typtype, sendable, builtin, inner, element, signature in rows:
+        if typname == "money" and money is None:
+            setting = connection.execute("show lc_monetary").fetchone()
+            money = setting[0] if setting else ""
+        detail = {
+            "base": base,
+            "typname": typname,
+            "typtype": typtype,
+            "builtin": builtin and inner,
+            "sendable": sendable,
+            "element": element,
+            "signature": signature,
+            "typmod": typmod,
+            "locale": money if typname == "money" else None,
+        }
+        described.append((_neutral(name, typname, typmod, typtype), detail))
+    return described
+
+
+def _neutral(name: str, typname: str, typmod: int, typtype: str) -> ColumnType:
+    kind = _KINDS.get(typname, Kind.OTHER) if typtype == "b" else Kind.OTHER
+    precision = scale = length = None
+    if kind is Kind.DECIMAL and typmod >= 4:
+        precision = ((typmod - 4) >> 16) & 0xFFFF
+        scale = (((typmod - 4) & 0x7FF) ^ 1024) - 1024
+    elif typname in ("varchar", "bpchar") and typmod >= 4:
+        length = typmod - 4
+    elif typname == "name":
+        length = 63
+    elif typname == "char":
+        length = 1
+    elif kind in (Kind.TIME, Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+        precision = typmod if typmod >= 0 else 6
+    elif kind is Kind.INTERVAL:
+        precision = typmod & 0xFFFF if typmod >= 0 else 6
+        precision = 6 if precision == 0xFFFF else precision
+    return ColumnType(
+        kind=kind,
+        name=name,
+        bits=_BITS.get(typname),
+        unsigned=typname == "oid",
+        precision=precision,
+        scale=scale,
+        length=length,
+    )

@@ -1,0 +1,97 @@
+"""Making the sink's table from a source's columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from tasks.replicate.connector import Column, ColumnType, Kind, SinkError, TableName
+from tasks.replicate.connectors.postgresql.session import comma, identifier, raw
+from tasks.replicate.names import join_name
+
+_CREATE = sql.SQL("create table if not exists {} ({})")
+
+
+def create(
+    connection: psycopg.Connection[Any],
+    table: TableName,
+    columns: Sequence[Column],
+    key: Sequence[str],
+    dialect: str,
+) -> None:
+    """Create the table; a type that PostgreSQL has no counterpart for is refused by column."""
+    definitions: list[sql.Composable] = []
+    for column in columns:
+        name = type_of(column, dialect)
+        constraint = sql.SQL("") if column.nullable else sql.SQL(" not null")
+        definitions.append(
+            sql.SQL("{} {}{}").format(sql.Identifier(column.name), raw(name), constraint)
+        )
+    if key:
+        definitions.append(
+            sql.SQL("primary key ({})").format(comma([sql.Identifier(name) for name in key]))
+        )
+    try:
+        connection.execute(_CREATE.format(identifier(table[-2:]), comma(definitions)))
+    except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidSchemaName) as error:
+        raise SinkError(
+            f"sink {join_name(table)} cannot be created: {error.diag.message_primary}; create what "
+            "is missing, or the table itself",
+            permanent=True,
+        ) from None
+
+
+def type_of(column: Column, dialect: str) -> str:
+    """PostgreSQL's type for a column of some end."""
+    if dialect == "postgresql":
+        return column.type.name
+    return _neutral(column)
+
+
+_PLAIN = {
+    Kind.BOOLEAN: "boolean",
+    Kind.BYTES: "bytea",
+    Kind.DATE: "date",
+    Kind.INTERVAL: "interval",
+    Kind.UUID: "uuid",
+    Kind.JSON: "json",
+    Kind.OTHER: "text",
+}
+
+
+def _neutral(column: Column) -> str:
+    kind = column.type
+    match kind.kind:
+        case Kind.INTEGER:
+            return _integer(kind)
+        case Kind.DECIMAL:
+            if kind.precision is None:
+                return "numeric"
+            return f"numeric({kind.precision},{kind.scale or 0})"
+        case Kind.FLOAT:
+            return "real" if kind.bits == 32 else "double precision"
+        case Kind.TEXT:
+            return f"varchar({kind.length})" if kind.length and kind.length < 10**7 else "text"
+        case Kind.TIME | Kind.TIMESTAMP | Kind.TIMESTAMPTZ:
+            digits = "" if kind.precision in (None, 6) else f"({kind.precision})"
+            zone = " with time zone" if kind.kind is Kind.TIMESTAMPTZ else ""
+            return f"{'time' if kind.kind is Kind.TIME else 'timestamp'}{digits}{zone}"
+    return _PLAIN[kind.kind]
+
+
+def _integer(kind: ColumnType) -> str:
+    bits = 65 if kind.bits is None else kind.bits + (1 if kind.unsigned else 0)
+    if kind.loose:
+        return "bigint"
+    return (
+        "smallint"
+        if bits <= 16
+        else "integer"
+        if bits <= 32
+        else "bigint"
+        if bits <= 64
+        else "numeric"
+    )

@@ -1,0 +1,198 @@
+"""What would make a load fail or do harm at the sink, found before anything is touched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from tasks.replicate.connector import Load
+from tasks.replicate.connectors.postgresql import catalog, fence, staging
+from tasks.replicate.names import join_name
+
+_RIGHTS = """
+select pg_catalog.has_table_privilege(%(oid)s::oid, 'select'),
+       pg_catalog.has_table_privilege(%(oid)s::oid, 'insert')
+         or (select bool_and(pg_catalog.has_column_privilege(%(oid)s::oid, name, 'insert'))
+             from unnest(%(columns)s::text[]) name),
+       pg_catalog.has_table_privilege(%(oid)s::oid, 'update'),
+       pg_catalog.has_table_privilege(%(oid)s::oid, 'delete'),
+       pg_catalog.has_table_privilege(%(oid)s::oid, 'truncate'),
+       pg_catalog.pg_has_role(current_user, c.relowner, 'usage'),
+       pg_catalog.current_setting('transaction_read_only')::bool,
+       pg_catalog.pg_is_in_recovery()
+from pg_catalog.pg_class c where c.oid = %(oid)s::oid
+"""
+
+_SCHEMA = """
+select n.oid is not null,
+       coalesce(pg_catalog.has_schema_privilege(n.oid, 'create'), false),
+       pg_catalog.to_regclass(%(fence)s) is not null,
+       case when pg_catalog.to_regclass(%(fence)s) is null then false
+            else pg_catalog.has_table_privilege(pg_catalog.to_regclass(%(fence)s), 'select')
+             and pg_catalog.has_table_privilege(pg_catalog.to_regclass(%(fence)s), 'insert')
+             and pg_catalog.has_table_privilege(pg_catalog.to_regclass(%(fence)s), 'update') end
+from (select %(schema)s::name as name) given
+left join pg_catalog.pg_namespace n on n.nspname = given.name
+"""
+
+_REFERENCES = """
+select distinct c.conrelid::regclass::text
+from pg_catalog.pg_constraint c
+where c.contype = 'f' and c.confrelid = %s::oid and c.conrelid <> %s::oid
+order by 1
+"""
+
+# Bits of tgtype: 4 insert, 8 delete, 16 update, 32 truncate.
+_TRIGGERS = """
+select t.tgname,
+       (t.tgtype & 4) <> 0, (t.tgtype & 8) <> 0, (t.tgtype & 16) <> 0, (t.tgtype & 32) <> 0
+from pg_catalog.pg_trigger t
+where t.tgrelid = %s::oid and not t.tgisinternal and t.tgenabled in ('O', 'A')
+order by 1
+"""
+_RULES = """
+select r.rulename from pg_catalog.pg_rewrite r
+where r.ev_class = %s::oid and r.ev_type <> '1' and r.ev_enabled in ('O', 'A')
+"""
+
+_UNIQUE = """
+select i.indexrelid::regclass::text
+from pg_catalog.pg_index i
+where i.indrelid = %s::oid and i.indisunique and i.indimmediate and i.indisvalid
+  and i.indpred is null and i.indexprs is null
+  and (select array_agg(a.attname::text order by a.attname::text)
+       from unnest(i.indkey[0:i.indnkeyatts - 1]) k (attnum)
+       join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum)
+      = (select array_agg(name order by name) from unnest(%s::text[]) name)
+"""
+
+_CHANGES = {
+    "complete": ("insert", "truncate"),
+    "delete": ("insert", "delete"),
+    "truncate": ("insert", "truncate"),
+    "diff": ("insert", "update", "delete"),
+    "merge": ("insert", "update"),
+    "rename": (),
+}
+
+
+def refusals(connection: psycopg.Connection[Any], load: Load) -> list[str]:
+    """Every reason not to begin, each with the way out."""
+    assert load.relation is not None
+    oid, schema = load.relation.detail["oid"], load.relation.detail["schema"]
+    table = join_name((schema, load.relation.detail["table"]))
+    found: list[str] = []
+    changes = _CHANGES[load.how or "complete"]
+    found += _rights(connection, load, table, changes)
+    found += _schemas(connection, load, schema)
+    found += _key(connection, load, table)
+    if load.how != "merge":
+        references = [row[0] for row in connection.execute(_REFERENCES, (oid, oid))]
+        if references:
+            found.append(
+                f"{table} is referenced by foreign keys of {', '.join(references)}, which emptying "
+                "or replacing it would break: use mode incremental, or drop those foreign keys"
+            )
+    for trigger, insert, delete, update, truncate in connection.execute(_TRIGGERS, (oid,)):
+        fires = {"insert": insert, "delete": delete, "update": update, "truncate": truncate}
+        hit = [event for event in changes if fires[event]]
+        if hit:
+            found.append(
+                f"{table} has the trigger {trigger} on {' and '.join(hit)}, which could change "
+                "what is stored: disable it, or let it fire for replicas only (ENABLE REPLICA)"
+            )
+    for (rule,) in connection.execute(_RULES, (oid,)):
+        found.append(f"{table} has the rule {rule}, which could change what is stored: drop it")
+    if load.how == "rename":
+        from tasks.replicate.connectors.postgresql import renaming
+
+        found += renaming.refusals(connection, load)
+    return found
+
+
+def _rights(
+    connection: psycopg.Connection[Any], load: Load, table: str, changes: tuple[str, ...]
+) -> list[str]:
+    assert load.relation is not None
+    columns = [plan.sink.name for plan in load.columns]
+    row = connection.execute(
+        _RIGHTS, {"oid": load.relation.detail["oid"], "columns": columns}
+    ).fetchone()
+    assert row is not None
+    select, insert, update, delete, truncate, owner, read_only, standby = row
+    if read_only or standby:
+        return ["the sink is read-only (a standby, or default_transaction_read_only): name another"]
+    held = {"insert": insert, "update": update, "delete": delete, "truncate": truncate}
+    wanted = [right for right in changes if not held[right]]
+    if not select and (load.how or load.mode != "complete"):
+        wanted.append("select")
+    found = []
+    if wanted:
+        role = connection.info.user
+        found.append(
+            f"role {role} may not {', '.join(wanted)} on {table}: "
+            f"grant {', '.join(wanted)} on {table} to {role}"
+        )
+    if load.how == "rename" and not owner:
+        found.append(f"only the owner of {table} can rename it: use atomic: delete")
+    return found
+
+
+def _schemas(connection: psycopg.Connection[Any], load: Load, schema: str) -> list[str]:
+    role = connection.info.user
+    name = join_name((schema, fence.TABLE))
+    quoted = catalog.quoted((schema, fence.TABLE))
+    row = connection.execute(_SCHEMA, {"schema": schema, "fence": quoted}).fetchone()
+    assert row is not None
+    _, create, exists, usable = row
+    found = []
+    if not exists and not create:
+        found.append(
+            f"role {role} may not create {name}, which keeps older attempts out: "
+            f"grant create on schema {schema} to {role}, or create the table for it"
+        )
+    if exists and not usable:
+        found.append(f"grant select, insert, update on {name} to {role}: the fence needs them")
+    if load.how:
+        where = staging.schema(load)
+        row = connection.execute(_SCHEMA, {"schema": where, "fence": quoted}).fetchone()
+        assert row is not None
+        if not row[0]:
+            found.append(f"the staging schema {where} does not exist: create schema {where}")
+        elif not row[1]:
+            found.append(
+                f"role {role} may not create a staging table in {where}: "
+                f"grant create on schema {where} to {role}, or name another staging_schema"
+            )
+    return found
+
+
+def _key(connection: psycopg.Connection[Any], load: Load, table: str) -> list[str]:
+    assert load.relation is not None
+    if load.how not in ("merge", "diff"):
+        return []
+    if not load.key:
+        return [
+            f"{table} has no primary key and no unique key without NULLs, by which rows could be "
+            f"found: add one, or use {'complete' if load.how == 'merge' else 'atomic: delete'}"
+        ]
+    written = {plan.sink.name for plan in load.columns}
+    missing = [name for name in load.key if name not in written]
+    if missing:
+        return [f"key column {', '.join(missing)} of {table} is not among the columns to write"]
+    oid = load.relation.detail["oid"]
+    if connection.execute(_UNIQUE, (oid, list(load.key))).fetchone() is None:
+        names = ", ".join(load.key)
+        return [f"{table} has no unique index on exactly ({names}): create one, or change key"]
+    always = [
+        plan.sink.name
+        for plan in load.columns
+        if plan.sink.detail.get("identity") == "a" and plan.sink.name not in load.key
+    ]
+    if always:
+        return [
+            f"column {', '.join(always)} of {table} is GENERATED ALWAYS AS IDENTITY and cannot be "
+            "updated: leave it out, or make it GENERATED BY DEFAULT"
+        ]
+    return []

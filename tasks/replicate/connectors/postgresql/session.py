@@ -1,0 +1,154 @@
+"""Connections to PostgreSQL as replication needs them: one time zone, one style, stoppable."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import conninfo, sql
+
+from tasks.replicate.connector import SinkError, SourceError
+from tasks.replicate.redaction import redact
+
+CONNECT_SECONDS = 10
+CANCEL_SECONDS = 0.3
+
+# Text must mean the same at both ends, a filter by row security must be an error and not a
+# hole in the data, and the job's own time limit is the only one.
+_SETTINGS = {
+    "timezone": "UTC",
+    "datestyle": "ISO, YMD",
+    "intervalstyle": "postgres",
+    "bytea_output": "hex",
+    "extra_float_digits": "3",
+    "xmloption": "content",
+    "row_security": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "standard_conforming_strings": "on",
+}
+# A worker that dies is noticed by its backend within a second, also inside a long statement.
+_NEWER_SETTINGS = {"client_connection_check_interval": "1s"}
+
+_SET = "select set_config(name, value, false) from unnest(%s::text[], %s::text[]) s (name, value)"
+
+
+def conninfo_of(config: Mapping[str, Any]) -> str:
+    """libpq's form of the configured URL; raises ValueError without echoing it."""
+    url = str(config.get("url") or "")
+    url = re.sub(r"^postgres(ql)?\+\w+://", "postgresql://", url)
+    if not url:
+        raise ValueError("url is missing; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+    try:
+        conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        raise ValueError(
+            "url is no PostgreSQL URL; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE "
+            "(percent-encode special characters)"
+        ) from None
+    return url
+
+
+def connect(config: Mapping[str, Any], *, name: str) -> psycopg.Connection[Any]:
+    """Open a connection in autocommit with the session settings; psycopg's errors pass."""
+    connection = psycopg.connect(
+        conninfo_of(config),
+        autocommit=True,
+        connect_timeout=CONNECT_SECONDS,
+        application_name=name or "claimcheck",
+        client_encoding="utf8",
+        keepalives_idle=10,
+        keepalives_interval=5,
+        keepalives_count=3,
+        prepare_threshold=None,
+    )
+    try:
+        settings = dict(_SETTINGS)
+        if connection.info.server_version >= 140000:
+            settings |= _NEWER_SETTINGS
+        connection.execute(_SET, (list(settings), list(settings.values())))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def interrupt(connection: psycopg.Connection[Any]) -> None:
+    """End whatever blocks on the connection, for good.
+
+    The server is asked to cancel first, so that it stops at once; then the socket is shut down,
+    because a server that hangs does not answer.
+    """
+    if connection.closed:
+        return
+    with contextlib.suppress(Exception):
+        connection.cancel_safe(timeout=CANCEL_SECONDS)
+    with contextlib.suppress(Exception):
+        duplicate = os.dup(connection.fileno())
+        with socket.socket(fileno=duplicate) as raw:
+            raw.shutdown(socket.SHUT_RDWR)
+
+
+def close(connection: psycopg.Connection[Any]) -> None:
+    """Close without ever raising."""
+    with contextlib.suppress(Exception):
+        connection.close()
+
+
+def identifier(parts: Sequence[str]) -> sql.Identifier:
+    """A quoted, possibly qualified name."""
+    return sql.Identifier(*parts)
+
+
+def raw(text: str) -> sql.SQL:
+    """SQL that the user or this package's own tables wrote, as it stands."""
+    return sql.SQL(text)  # type: ignore[arg-type]
+
+
+def comma(parts: Sequence[sql.Composable]) -> sql.Composed:
+    return sql.SQL(", ").join(parts)
+
+
+_VALUE = re.compile(r'(["«“]).*(["»”])', re.DOTALL)
+_COLUMN = re.compile(r"^COPY .*?, line \d+, column (.+?)(?:: |$)", re.MULTILINE)
+
+
+def describe_error(error: psycopg.Error, config: Mapping[str, Any]) -> str:
+    """SQLSTATE, main message and column of a server's error, without row data and secrets.
+
+    Messages of class 22 and 23 quote values: what stands between quotes is left out of the
+    former; the latter name constraints there, which are wanted, and keep values for DETAIL.
+    """
+    diagnostic = error.diag
+    message = diagnostic.message_primary
+    if message is None:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return redact("; ".join(lines) or type(error).__name__, config)
+    state = diagnostic.sqlstate or ""
+    if state.startswith("22"):
+        message = _VALUE.sub("(a value)", message)
+    found = _COLUMN.search(diagnostic.context or "")
+    name = found[1] if found else diagnostic.column_name
+    where = f"column {name}: " if name else ""
+    return redact(f"{where}{message} (SQLSTATE {state})", config)
+
+
+# Errors that another attempt would only repeat: data, constraints, names, rights, features.
+_PERMANENT = ("22", "23", "42", "0A", "3D", "3F")
+
+
+@contextlib.contextmanager
+def errors(kind: type[SourceError] | type[SinkError], config: Mapping[str, Any]) -> Iterator[None]:
+    """Turn psycopg's errors into the end's own; everything else passes."""
+    try:
+        yield
+    except psycopg.Error as error:
+        permanent = (error.sqlstate or "").startswith(_PERMANENT)
+        side = "source" if kind is SourceError else "sink"
+        raise kind(f"{side}: {describe_error(error, config)}", permanent=permanent) from None

@@ -1,0 +1,260 @@
+"""Writing PostgreSQL: COPY into the target or into staging, then one fenced transaction."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from tasks.replicate.connector import (
+    Batch,
+    Column,
+    CommitUnknown,
+    Counts,
+    Fit,
+    Kind,
+    Lane,
+    Load,
+    Relation,
+    Sink,
+    SinkError,
+    SourceError,
+    TableName,
+)
+from tasks.replicate.connectors.postgresql import (
+    catalog,
+    checksums,
+    creation,
+    fence,
+    pairs,
+    preflight,
+    publishing,
+    session,
+    staging,
+)
+from tasks.replicate.connectors.postgresql.session import errors
+from tasks.replicate.fits import fit
+from tasks.replicate.names import join_name
+
+
+class PostgreSQLSink(Sink):
+    """A connection that writes one target."""
+
+    dialect = "postgresql"
+    lanes = (Lane.COPY_BINARY, Lane.COPY_TEXT, Lane.COPY_CSV, Lane.ROWS)
+
+    def __init__(self, config: Mapping[str, Any], *, name: str = "") -> None:
+        self._config = config
+        self._name = name
+        with errors(SinkError, config):
+            self._connection = session.connect(config, name=name)
+        self._staged = False
+
+    def stop(self) -> None:
+        session.interrupt(self._connection)
+
+    def close(self) -> None:
+        session.close(self._connection)
+
+    # Before anything changes
+
+    def describe(self, table: TableName) -> Relation | None:
+        with errors(SinkError, self._config):
+            found = catalog.find(self._connection, table)
+            if found is None:
+                return None
+            if found["relkind"] not in "rp":
+                raise SinkError(
+                    f"sink {join_name(table)} is no ordinary or partitioned table; name one",
+                    permanent=True,
+                )
+            return catalog.describe_table(self._connection, found)
+
+    def fit(self, source: Column, sink: Column, dialect: str) -> Fit:
+        if dialect == self.dialect:
+            return pairs.pair(source, sink)
+        found = fit(source.type, sink.type)
+        if found.refusal:
+            return found
+        # PostgreSQL itself refuses what is no value of these types.
+        checked = {"integer", "boolean"} if source.type.kind is not Kind.FLOAT else set()
+        if source.type.loose or source.type.kind is Kind.TEXT:
+            unlimited = sink.type.precision is None
+            checked |= {"scale", "real", "date", "timestamptz"} if unlimited else {"real", "date"}
+            if sink.type.precision == 6:
+                checked |= {"fraction", "timestamptz"}
+            checked |= {"text"} if sink.type.length is None and not source.type.loose else set()
+        guards = tuple(g for g in found.guards if g.name not in checked)
+        lanes = {Lane.ROWS} if guards else {Lane.ROWS, Lane.COPY_CSV}
+        return Fit(frozenset(lanes), guards=guards)
+
+    def refusals(self, load: Load) -> list[str]:
+        with errors(SinkError, self._config):
+            return preflight.refusals(self._connection, load)
+
+    def create(
+        self, table: TableName, columns: Sequence[Column], key: Sequence[str], dialect: str
+    ) -> None:
+        with errors(SinkError, self._config):
+            creation.create(self._connection, table, columns, key, dialect)
+
+    # The fence
+
+    def begin(self, load: Load) -> None:
+        schema = _schema(load)
+        with errors(SinkError, self._config):
+            if load.step == 0:
+                fence.create(self._connection, schema)
+                fence.end_older(self._connection, load)
+            self._connection.execute("begin")
+            fence.enter(self._connection, schema, load)
+
+    def commit(self) -> None:
+        try:
+            self._connection.execute("commit")
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            # A server that answers has decided; a broken connection tells nothing.
+            if not self._connection.closed and error.sqlstate is not None:
+                with errors(SinkError, self._config):
+                    raise
+            raise CommitUnknown("sink: the connection broke while it committed") from None
+        except psycopg.Error:
+            with errors(SinkError, self._config):
+                raise
+
+    def rollback(self) -> None:
+        with contextlib.suppress(psycopg.Error):
+            if not self._connection.closed:
+                self._connection.execute("rollback")
+
+    def settle(self, load: Load) -> bool:
+        with errors(SinkError, self._config):
+            session.close(self._connection)
+            self._connection = session.connect(self._config, name=self._name)
+            return fence.settle(self._connection, _schema(load), load)
+
+    # The data
+
+    def truncate(self, load: Load) -> None:
+        with errors(SinkError, self._config):
+            self._connection.execute(publishing.truncate(load))
+
+    def stage(self, load: Load) -> None:
+        with errors(SinkError, self._config):
+            fence.end_older(self._connection, load)
+            staging.make(self._connection, load)
+        self._staged = True
+
+    def unstage(self, load: Load) -> None:
+        with contextlib.suppress(psycopg.Error):
+            if not self._connection.closed:
+                staging.drop(self._connection, load)
+
+    def write(self, load: Load, batches: Iterable[Batch], *, staging: bool) -> int:
+        target = _staging_name(load) if staging else _target(load)
+        columns = session.comma([sql.Identifier(plan.sink.name) for plan in load.columns])
+        formats = {
+            Lane.COPY_BINARY: sql.SQL("copy {} ({}) from stdin (format binary)"),
+            Lane.COPY_CSV: sql.SQL("copy {} ({}) from stdin (format csv)"),
+        }
+        text = sql.SQL("copy {} ({}) from stdin")
+        statement = formats.get(load.lane, text).format(target, columns)
+        try:
+            with errors(SinkError, self._config), self._connection.cursor() as cursor:
+                with cursor.copy(statement) as copy:
+                    if load.lane is Lane.ROWS:
+                        _write_rows(copy, batches, load)
+                    else:
+                        for batch in batches:
+                            copy.write(batch.data)  # type: ignore[arg-type]
+                return cursor.rowcount
+        except SinkError as error:
+            raise _explained(error, load) from None
+
+    def publish(self, load: Load) -> Counts:
+        with errors(SinkError, self._config):
+            return publishing.publish(self._connection, load)
+
+    def finish(self, load: Load, *, analyze: bool) -> list[str]:
+        with errors(SinkError, self._config):
+            return publishing.finish(self._connection, load, analyze=analyze)
+
+    # Verification
+
+    def count(self, load: Load) -> int:
+        with errors(SinkError, self._config):
+            statement = sql.SQL("select count(*) {}").format(publishing.landed(load))
+            row = self._connection.execute(statement).fetchone()
+            assert row is not None
+            return int(row[0])
+
+    def scan(self, load: Load) -> Iterator[Batch]:
+        from tasks.replicate.connectors.postgresql.source import cells
+
+        columns = session.comma([cells(plan.sink) for plan in load.columns])
+        statement = sql.SQL("select {} {}").format(columns, publishing.landed(load))
+        with errors(SinkError, self._config):
+            yield from _pages(self._connection, statement)
+
+    def checksum(self, load: Load) -> Any:
+        columns = [sql.Identifier(plan.sink.name) for plan in load.columns]
+        with errors(SinkError, self._config):
+            return checksums.compute(self._connection, columns, publishing.landed(load))
+
+
+def _schema(load: Load) -> str:
+    assert load.relation is not None
+    schema: str = load.relation.detail["schema"]
+    return schema
+
+
+def _target(load: Load) -> sql.Identifier:
+    return publishing.target(load)
+
+
+def _staging_name(load: Load) -> sql.Identifier:
+    return staging.name(load)
+
+
+def _write_rows(copy: psycopg.Copy, batches: Iterable[Batch], load: Load) -> None:
+    write = copy.write_row
+    for batch in batches:
+        row: Any = ()
+        try:
+            for row in batch.data:
+                write(row)
+        except psycopg.DataError:
+            # The driver refuses NUL in text, and does not say where.
+            for plan, cell in zip(load.columns, row, strict=True):
+                if isinstance(cell, str) and "\0" in cell:
+                    raise SourceError(
+                        f"column {plan.source.name}: a value holds a NUL character, which "
+                        "PostgreSQL's text cannot hold; remove it in a query",
+                        permanent=True,
+                    ) from None
+            raise
+
+
+def _pages(connection: psycopg.Connection[Any], statement: sql.Composed) -> Iterator[Batch]:
+    with connection.transaction(), connection.cursor("claimcheck_scan", binary=True) as cursor:
+        cursor.execute(statement)
+        while rows := cursor.fetchmany(5000):
+            yield Batch(rows, len(rows), 0)
+
+
+def _explained(error: SinkError, load: Load) -> SinkError:
+    """An error about a value that a guard replaced says what the guard is for."""
+    message = str(error)
+    for plan in load.columns:
+        guarded = plan.read_as is not None and "case when" in plan.read_as
+        if guarded and f"column {plan.sink.name}: " in message:
+            return SinkError(
+                f"column {plan.sink.name}: a value of {plan.source.name} "
+                f"({plan.source.type.name}) does not fit {plan.sink.type.name} unchanged; change "
+                "the sink column, or convert it in a query",
+                permanent=True,
+            )
+    return error

@@ -1,0 +1,240 @@
+"""Reading PostgreSQL: one snapshot, raw COPY or a server-side cursor, in shares where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from psycopg import sql
+
+from tasks.replicate.connector import (
+    Batch,
+    Bound,
+    Column,
+    ColumnPlan,
+    Kind,
+    Lane,
+    Part,
+    ReadRequest,
+    Relation,
+    Source,
+    SourceError,
+    TableName,
+)
+from tasks.replicate.connectors.postgresql import catalog, checksums, session, watermarks
+from tasks.replicate.connectors.postgresql.session import errors, identifier
+from tasks.replicate.names import join_name
+
+BLOCK = 64 * 1024
+"""Bytes gathered before they go on: a write for each message costs a fifth of the rate."""
+
+_TABLES = """
+select n.nspname, c.relname
+from pg_catalog.pg_class c
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence <> 't'
+  and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
+  and c.relname <> 'claimcheck_fence' and c.relname !~ '^cc_stage_[0-9a-f]{32}_'
+"""
+
+# Kinds whose cells psycopg hands out as they are; every other column is read as its text,
+# because Python's dates hold neither BC nor infinity.
+_AS_IS = frozenset({Kind.BOOLEAN, Kind.INTEGER, Kind.FLOAT, Kind.TEXT, Kind.BYTES})
+_NATIVE = frozenset(
+    {"bool", "int2", "int4", "int8", "oid", "float4", "float8", "text", "varchar", "bytea"}
+)
+
+
+class PostgreSQLSource(Source):
+    """A connection that reads one snapshot."""
+
+    dialect = "postgresql"
+    lanes = (Lane.COPY_BINARY, Lane.COPY_TEXT, Lane.COPY_CSV, Lane.ROWS)
+
+    def __init__(self, config: Mapping[str, Any], *, name: str = "") -> None:
+        self._config = config
+        with errors(SourceError, config):
+            self._connection = session.connect(config, name=name)
+        self._in_snapshot = False
+
+    def stop(self) -> None:
+        session.interrupt(self._connection)
+
+    def close(self) -> None:
+        session.close(self._connection)
+
+    # What there is
+
+    def describe(self, request: ReadRequest) -> Relation:
+        with errors(SourceError, self._config):
+            if request.query is not None:
+                relation = catalog.describe_query(self._connection, _inner(request))
+            else:
+                relation = catalog.describe_table(self._connection, self._find(request))
+            rows = self._estimate(request, relation)
+        return Relation(relation.columns, relation.key, rows, relation.detail)
+
+    def _find(self, request: ReadRequest) -> dict[str, Any]:
+        assert request.table is not None
+        found = catalog.find(self._connection, request.table)
+        if found is None:
+            raise SourceError(
+                f"source table {join_name(request.table)} does not exist, or its schema is not "
+                "visible to this role (names are literal: case and spaces count)",
+                permanent=True,
+            )
+        if found["relkind"] not in "rpvmf":
+            raise SourceError(f"source {join_name(request.table)} is no table", permanent=True)
+        return found
+
+    def _estimate(self, request: ReadRequest, relation: Relation) -> int | None:
+        """The planner's guess of the rows; also the check of the right to read them."""
+        columns = sql.SQL(", ").join(sql.Identifier(c.name) for c in relation.columns)
+        plan = catalog.explain(
+            self._connection,
+            sql.SQL("select {} {}").format(columns or sql.SQL("1"), _from(request)),
+        )
+        return int(plan["Plan Rows"])
+
+    def tables(self) -> list[TableName]:
+        with errors(SourceError, self._config):
+            return [(row[0], row[1]) for row in self._connection.execute(_TABLES)]
+
+    # One state of the data
+
+    def bound(self, request: ReadRequest, column: Column, lag: float | None) -> Bound:
+        with errors(SourceError, self._config):
+            return watermarks.bound(self._connection, _from(request), column, lag, request.since)
+
+    def snapshot(self) -> None:
+        with errors(SourceError, self._config):
+            self._connection.execute("begin isolation level repeatable read read only")
+            # The snapshot is taken by the first statement, not by BEGIN.
+            self._connection.execute("select 1")
+        self._in_snapshot = True
+
+    def split(self, request: ReadRequest, parts: int) -> list[Part]:
+        from tasks.replicate.connectors.postgresql import splitting
+
+        with errors(SourceError, self._config):
+            return splitting.split(self._connection, request, parts)
+
+    def join(self, part: Part) -> None:
+        exported = part.bounds.get("snapshot")
+        with errors(SourceError, self._config):
+            self._connection.execute("begin isolation level repeatable read read only")
+            if exported:
+                self._connection.execute(
+                    sql.SQL("set transaction snapshot {}").format(sql.Literal(exported))
+                )
+            self._connection.execute("select 1")
+        self._in_snapshot = True
+
+    # The rows
+
+    def read(self, request: ReadRequest, part: Part, lane: Lane) -> Iterator[Batch]:
+        if lane is Lane.ROWS:
+            return self._rows(request, part)
+        return self._bytes(request, part, lane)
+
+    def _bytes(self, request: ReadRequest, part: Part, lane: Lane) -> Iterator[Batch]:
+        formats = {
+            Lane.COPY_BINARY: sql.SQL("copy ({}) to stdout (format binary)"),
+            Lane.COPY_TEXT: sql.SQL("copy ({}) to stdout"),
+            Lane.COPY_CSV: sql.SQL("copy ({}) to stdout (format csv)"),
+        }
+        statement = formats[lane].format(_select(request, part, as_text=False))
+        with (
+            errors(SourceError, self._config),
+            self._connection.cursor() as cursor,
+            cursor.copy(statement) as copy,
+        ):
+            block: list[Any] = []
+            size = 0
+            # The server sends each row as a message of its own.
+            for message in copy:
+                block.append(message)
+                size += len(message)
+                if size >= BLOCK:
+                    yield Batch(b"".join(block), len(block), size)
+                    block.clear()
+                    size = 0
+            # In binary the last message is the trailer, not a row.
+            trailer = 1 if lane is Lane.COPY_BINARY and block else 0
+            yield Batch(b"".join(block), len(block) - trailer, size)
+
+    def _rows(self, request: ReadRequest, part: Part) -> Iterator[Batch]:
+        statement = _select(request, part, as_text=True)
+        with errors(SourceError, self._config):
+            if not self._in_snapshot:
+                self.snapshot()
+            name = f"claimcheck_{part.number}"
+            with self._connection.cursor(name, binary=True) as cursor:
+                cursor.execute(statement)
+                while rows := cursor.fetchmany(request.fetch_size):
+                    size = sum(map(len, map(repr, rows[:10]))) * len(rows) // min(len(rows), 10)
+                    yield Batch(rows, len(rows), size)
+
+    def count(self, request: ReadRequest) -> int:
+        with errors(SourceError, self._config):
+            statement = sql.SQL("select count(*) {}").format(_from(request))
+            row = self._connection.execute(statement).fetchone()
+            assert row is not None
+            return int(row[0])
+
+    def checksum(self, request: ReadRequest) -> Any:
+        columns = [checksums.source_column(plan) for plan in request.columns]
+        with errors(SourceError, self._config):
+            return checksums.compute(self._connection, columns, _from(request))
+
+
+def _inner(request: ReadRequest) -> sql.Composable:
+    """The user's query, without a closing semicolon, as SQL."""
+    assert request.query is not None
+    return session.raw(request.query.strip().rstrip(";"))
+
+
+def _from(request: ReadRequest, part: Part | None = None) -> sql.Composed:
+    """FROM and WHERE of a request and, where given, of one share of it."""
+    if request.query is not None:
+        source: sql.Composable = sql.SQL("(\n{}\n) claimcheck_query").format(_inner(request))
+    else:
+        assert request.table is not None
+        source = identifier(request.table[-2:])
+    conditions: list[sql.Composable] = []
+    if request.where is not None:
+        # On lines of its own, so that a comment at its end stays one.
+        conditions.append(sql.SQL("(\n{}\n)").format(session.raw(request.where)))
+    if request.watermark is not None and request.since is not None:
+        conditions.append(
+            sql.SQL("({0} >= {1} or {0} is null)").format(
+                sql.Identifier(request.watermark), sql.Literal(request.since)
+            )
+        )
+    if part is not None and "condition" in part.bounds:
+        conditions.append(session.raw(part.bounds["condition"]))
+    where = sql.SQL(" where {}").format(sql.SQL(" and ").join(conditions)) if conditions else None
+    return sql.SQL("from {}{}").format(source, where or sql.SQL(""))
+
+
+def _select(request: ReadRequest, part: Part, *, as_text: bool) -> sql.Composed:
+    columns = [_expression(plan, as_text=as_text) for plan in request.columns]
+    return sql.SQL("select {} {}").format(sql.SQL(", ").join(columns), _from(request, part))
+
+
+def _expression(plan: ColumnPlan, *, as_text: bool) -> sql.Composable:
+    if plan.read_as is not None:
+        column = session.raw(plan.read_as).format(sql.Identifier(plan.source.name))
+        return sql.SQL("({})::text").format(column) if as_text else column
+    return cells(plan.source) if as_text else sql.Identifier(plan.source.name)
+
+
+def cells(column: Column) -> sql.Composable:
+    """The column as an expression that psycopg hands out as a cell of the interface."""
+    detail, name = column.detail, sql.Identifier(column.name)
+    if column.type.kind not in _AS_IS or detail["typname"] not in _NATIVE:
+        return sql.SQL("({})::text").format(name)
+    if column.type.name != detail["base"]:
+        # A domain, which psycopg does not know.
+        return sql.SQL("({})::{}").format(name, session.raw(detail["base"]))
+    return name

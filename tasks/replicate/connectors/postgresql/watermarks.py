@@ -1,0 +1,192 @@
+"""The lower bound of the next incremental read: what every row that commits later lies above.
+
+A column that is set from the transaction's time (``now()``) gets the time at which its
+transaction began, and the row shows only when it commits. So a row may appear below the greatest
+value already read. Every such row belongs to a transaction that was open when we looked; its time
+is not below the oldest open ``xact_start``. That bound, taken before the read's snapshot, misses
+nothing. Where it cannot be known, nothing is guessed: the job must say a lag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from tasks.replicate.connector import (
+    DEFAULT_LAG_SECONDS,
+    DEFAULT_LAG_UNITS,
+    Bound,
+    Column,
+    Kind,
+    SourceError,
+)
+from tasks.replicate.connectors.postgresql import catalog
+
+# A backend takes its transaction's time a moment before it shows it.
+MARGIN_SECONDS = 1
+
+_KNOWN = """
+select pg_catalog.pg_is_in_recovery() as standby,
+       pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'usage') as sees_all,
+       pg_catalog.current_setting('track_activities')::bool as tracked,
+       exists (select from pg_catalog.pg_prepared_xacts
+               where database = pg_catalog.current_database()) as prepared
+"""
+
+# Autovacuum writes no rows of a user's; every other session of this database may.
+_OLDEST = """
+select (least(min(xact_start), clock_timestamp()) - make_interval(secs => %s))::text
+from pg_catalog.pg_stat_activity
+where pid <> pg_catalog.pg_backend_pid()
+  and (datname = pg_catalog.current_database() or datname is null)
+  and backend_type is distinct from 'autovacuum worker'
+  and backend_type is distinct from 'walsender'
+"""
+
+# Rows that logical replication brings carry the times of another server's transactions.
+_SUBSCRIBED = """
+select exists (select from pg_catalog.pg_subscription_rel
+               where srrelid in (select pg_catalog.to_regclass(name)
+                                 from unnest(%s::text[]) name))
+"""
+
+_LAGGING_TIME = sql.SQL("""
+select (least(max({column}), {now}) - make_interval(secs => {lag}))::{type}::text {source}
+""")
+_LAGGING_NUMBER = sql.SQL("select (max({column}) - {lag})::{type}::text {source}")
+_NOT_BACKWARDS = sql.SQL("select greatest(%s::{type}, %s::{type})::text")
+_SNAPSHOT_XMIN = "select pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text"
+
+_TIMES = {
+    "timestamptz": sql.SQL("clock_timestamp()"),
+    "timestamp": sql.SQL("clock_timestamp()::timestamp"),
+    "date": sql.SQL("clock_timestamp()::date"),
+}
+
+
+def bound(
+    connection: psycopg.Connection[Any],
+    source: sql.Composable,
+    column: Column,
+    lag: float | None,
+    since: str | None,
+) -> Bound:
+    """The bound for reads of ``source`` (FROM and WHERE) by ``column``; see :class:`Bound`.
+
+    Never below ``since``, the present one.
+    """
+    found = _bound(connection, source, column, lag)
+    if since is None or found.value is None:
+        return found
+    row = connection.execute(
+        _NOT_BACKWARDS.format(type=sql.SQL(found.type)), (found.value, since)
+    ).fetchone()
+    return found if row is None else replace(found, value=row[0])
+
+
+def _bound(
+    connection: psycopg.Connection[Any], source: sql.Composable, column: Column, lag: float | None
+) -> Bound:
+    typname = column.detail["typname"]
+    if typname == "xid8":
+        row = connection.execute(_SNAPSHOT_XMIN).fetchone()
+        assert row is not None
+        return Bound(row[0], "xid8")
+    if typname == "timestamptz" and lag is None:
+        return _safe(connection, source, column)
+    if typname in _TIMES:
+        return _lagging_time(connection, source, column, lag)
+    if column.type.kind in (Kind.INTEGER, Kind.DECIMAL):
+        units = DEFAULT_LAG_UNITS if lag is None else lag
+        statement = _LAGGING_NUMBER.format(
+            column=sql.Identifier(column.name),
+            lag=sql.Literal(int(units)),
+            type=sql.SQL("numeric"),
+            source=source,
+        )
+        row = connection.execute(statement).fetchone()
+        kind = "bigint" if column.type.kind is Kind.INTEGER else "numeric"
+        return Bound(
+            row[0] if row else None,
+            kind,
+            f"watermark {column.name} is a number: rows are read again from {units:g} below the "
+            "highest one; a row that commits later than that is missed",
+        )
+    raise SourceError(
+        f"watermark column {column.name} has the type {column.type.name}; use a timestamptz, "
+        "timestamp, date, number or xid8 column",
+        permanent=True,
+    )
+
+
+def _foreign(connection: psycopg.Connection[Any], source: sql.Composable) -> bool:
+    """Whether rows come from another server, whose open transactions are not seen here."""
+    plan = catalog.explain(connection, sql.SQL("select * {}").format(source))
+    scans = list(catalog.nodes(plan))
+    if any(scan["Node Type"] == "Foreign Scan" for scan in scans):
+        return True
+    names = [
+        catalog.quoted((scan["Schema"], scan["Relation Name"]))
+        for scan in scans
+        if "Schema" in scan and "Relation Name" in scan
+    ]
+    row = connection.execute(_SUBSCRIBED, (names,)).fetchone()
+    return bool(row and row[0])
+
+
+def _safe(connection: psycopg.Connection[Any], source: sql.Composable, column: Column) -> Bound:
+    row = connection.execute(_KNOWN).fetchone()
+    assert row is not None
+    standby, sees_all, tracked, prepared = row
+    if standby:
+        raise SourceError(
+            "the source is a standby, which does not show the primary's open transactions: read "
+            "from the primary, or set lag above the longest transaction and replication delay",
+            permanent=True,
+        )
+    if not sees_all or not tracked:
+        way = "grant pg_read_all_stats to the source's role" if tracked else "set track_activities"
+        raise SourceError(
+            "the source does not show other users' open transactions, so that no safe bound of "
+            f"watermark {column.name} is known: {way}, or set lag above the longest transaction",
+            permanent=True,
+        )
+    if _foreign(connection, source):
+        raise SourceError(
+            f"watermark {column.name}: rows come from another server (a foreign table or a "
+            "subscription), whose open transactions are not seen: set lag above the longest one",
+            permanent=True,
+        )
+    if prepared:
+        return Bound(
+            None,
+            "timestamptz",
+            "a prepared transaction is open in the source: the watermark stays where it is",
+        )
+    oldest = connection.execute(_OLDEST, (MARGIN_SECONDS,)).fetchone()
+    assert oldest is not None
+    return Bound(oldest[0], "timestamptz")
+
+
+def _lagging_time(
+    connection: psycopg.Connection[Any], source: sql.Composable, column: Column, lag: float | None
+) -> Bound:
+    seconds = DEFAULT_LAG_SECONDS if lag is None else lag
+    typname = column.detail["typname"]
+    statement = _LAGGING_TIME.format(
+        column=sql.Identifier(column.name),
+        now=_TIMES[typname],
+        lag=sql.Literal(seconds),
+        type=sql.SQL(typname),
+        source=source,
+    )
+    row = connection.execute(statement).fetchone()
+    return Bound(
+        row[0] if row else None,
+        typname,
+        f"watermark {column.name} is read again with a lag of {seconds:g} s: a row whose "
+        "transaction commits later than that is missed",
+    )

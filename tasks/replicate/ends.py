@@ -1,0 +1,55 @@
+"""Opening the two ends of a run so that a stop breaks even a connect to a frozen server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from dispatch.context import RunContext
+from tasks.replicate.connector import End
+
+E = TypeVar("E", bound=End)
+
+
+@contextmanager
+def opened(context: RunContext, opener: Callable[[], E]) -> Iterator[E]:
+    """Open an end, let a stop of the run break what it does, and close it.
+
+    A driver's connect cannot be interrupted, so it runs in a thread of its own, which is left
+    behind when the run is stopped meanwhile (and closes what it still opens).
+    """
+    done = threading.Event()
+    box: list[E] = []
+    failed: list[BaseException] = []
+    abandoned = threading.Event()
+
+    def connect() -> None:
+        try:
+            end = opener()
+            box.append(end)
+            if abandoned.is_set():
+                end.close()
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=connect, name="claimcheck-connect", daemon=True)
+    with context.stopping(done.set):
+        thread.start()
+        done.wait()
+    if context.stop_reason is not None:
+        abandoned.set()
+        for end in box:
+            end.close()
+        context.check_cancelled()
+    if failed:
+        raise failed[0]
+    end = box[0]
+    try:
+        with context.stopping(end.stop):
+            yield end
+    finally:
+        end.close()

@@ -1,0 +1,318 @@
+"""The three modes, written once on the ends of :mod:`tasks.replicate.connector`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dispatch.context import HandlerFailure, Outcome, RunContext, RunStopped
+from tasks.replicate import checksum, planner, registry
+from tasks.replicate.connector import (
+    Bound,
+    CommitUnknown,
+    Connector,
+    Counts,
+    Load,
+    Part,
+    ReadRequest,
+    Relation,
+    Sink,
+    SinkError,
+    Source,
+    SourceError,
+)
+from tasks.replicate.ends import opened
+from tasks.replicate.guards import guarded
+from tasks.replicate.meter import Meter
+from tasks.replicate.names import join_name, split_name
+from tasks.replicate.spec import ReplicationSpec, SpecError
+
+EMPTIED = "the sink was emptied before the run was stopped: it is empty or holds a part of the rows"
+COMMITTING = "the run was stopped while the sink committed: it may hold the new rows"
+
+
+def run(context: RunContext) -> Outcome:
+    """Carry out a replication job; raises HandlerFailure or RunStopped."""
+    try:
+        spec = ReplicationSpec.parse(context.definition)
+        source, sink = _connectors(context)
+    except (SpecError, ValueError) as error:
+        raise HandlerFailure(f"the job's definition: {error}", permanent=True) from None
+    if spec.tables is not None:
+        from tasks.replicate import patterns
+
+        return patterns.run(context, spec, source)
+    refusals = registry.problems(spec, source.name, sink.name)
+    planner.refuse(refusals)
+    try:
+        return Replication(context, spec, source, sink).run()
+    except HandlerFailure:
+        # An end that was broken by a stop reports an error; the stop is the truth.
+        context.check_cancelled()
+        raise
+
+
+def _connectors(context: RunContext) -> tuple[Connector, Connector]:
+    assert context.source is not None, "a replication job has a source"
+    assert context.sink is not None, "a replication job has a sink"
+    return registry.get(context.source.connector), registry.get(context.sink.connector)
+
+
+def session_name(job_id: str, fence: int) -> str:
+    """What a run's sessions are called at either end, so that a newer attempt can find them."""
+    return f"cc/{job_id.replace('-', '')[:32]}/{fence}"
+
+
+class Replication:
+    """One run of one table."""
+
+    def __init__(
+        self, context: RunContext, spec: ReplicationSpec, source: Connector, sink: Connector
+    ) -> None:
+        assert context.source is not None
+        assert context.sink is not None
+        self.context = context
+        self.spec = spec
+        self._source_connector, self._sink_connector = source, sink
+        self._source_config: Mapping[str, Any] = context.source.config
+        self._sink_config: Mapping[str, Any] = context.sink.config
+        self._name = session_name(str(context.job_id), context.fence)
+        self._read = self._written = 0
+        self._warnings: list[str] = []
+
+    def run(self) -> Outcome:
+        with (
+            opened(self.context, self._open_source) as source,
+            opened(self.context, self._open_sink) as sink,
+        ):
+            return self._replicate(source, sink)
+
+    def _open_source(self) -> Source:
+        return self._source_connector.source(self._source_config, name=self._name)
+
+    def _open_sink(self) -> Sink:
+        return self._sink_connector.sink(self._sink_config, name=self._name)
+
+    # Planning
+
+    def _replicate(self, source: Source, sink: Sink) -> Outcome:
+        request = self._request()
+        ours = source.describe(request)
+        self.meter = Meter(self.context, ours.rows, bandwidth=self.spec.bandwidth)
+        theirs = self._target(sink, source, ours)
+        plan = planner.plan(self.spec, source, sink, ours, theirs)
+        request = request.planned(plan.columns)
+        load = self._load(theirs, plan)
+        planner.refuse(sink.refusals(load))
+        bound = self._bound(source, request, ours)
+        source.snapshot()
+        if load.how:
+            counts = self._staged(source, sink, request, load)
+        else:
+            counts = self._emptied(source, sink, request, load)
+        return self._outcome(counts, bound, plan)
+
+    def _request(self) -> ReadRequest:
+        reads = self.spec.source
+        return ReadRequest(
+            table=None if reads.table is None else split_name(reads.table),
+            query=reads.query,
+            where=reads.where,
+            watermark=self.spec.watermark,
+            since=self.context.watermark if self.spec.mode == "incremental" else None,
+            fetch_size=self.spec.fetch_size,
+        )
+
+    def _target(self, sink: Sink, source: Source, ours: Relation) -> Relation:
+        table = split_name(self.spec.sink.table or "")
+        theirs = sink.describe(table)
+        if theirs is None and self.spec.create:
+            self.context.check_cancelled()
+            sink.create(table, self._new_columns(ours), self._new_key(ours), source.dialect)
+            theirs = sink.describe(table)
+        if theirs is None:
+            raise SinkError(
+                f"nothing was changed: sink table {join_name(table)} does not exist (names are "
+                "literal: case and spaces count); create it, or set create: true",
+                permanent=True,
+            )
+        return theirs
+
+    def _new_columns(self, ours: Relation) -> list[Any]:
+        columns = planner.chosen(self.spec, ours)
+        return [
+            replace(column, name=planner.sink_name(self.spec, i, column.name))
+            for i, column in enumerate(columns)
+        ]
+
+    def _new_key(self, ours: Relation) -> list[str]:
+        if self.spec.sink.key is not None:
+            return list(self.spec.sink.key)
+        names = [column.name for column in planner.chosen(self.spec, ours)]
+        if not ours.key or not set(ours.key) <= set(names):
+            return []
+        return [planner.sink_name(self.spec, names.index(name), name) for name in ours.key]
+
+    def _load(self, theirs: Relation, plan: planner.Plan) -> Load:
+        how = ""
+        if self.spec.mode == "incremental":
+            how = "merge"
+        elif self.spec.mode == "complete-atomic":
+            how = self.spec.atomic or self._sink_connector.capabilities.atomic[0]
+        newest = next(
+            (c.sink.name for c in plan.columns if c.source.name == self.spec.watermark), None
+        )
+        return Load(
+            table=split_name(self.spec.sink.table or ""),
+            columns=plan.columns,
+            mode=self.spec.mode,
+            lane=plan.lane,
+            run_id=str(self.context.id),
+            scope=str(self.context.job_id),
+            fence=self.context.fence,
+            key=self.spec.sink.key or theirs.key,
+            watermark=newest,
+            how=how,
+            staging_schema=self.spec.sink.staging_schema,
+            relation=theirs,
+        )
+
+    def _bound(self, source: Source, request: ReadRequest, ours: Relation) -> Bound | None:
+        """Before the snapshot: what opens later than this look is seen by the next read (R-F3)."""
+        if self.spec.mode != "incremental":
+            return None
+        column = ours.column(self.spec.watermark or "")
+        if column is None:
+            raise SourceError(
+                f"nothing was changed: the source has no watermark column {self.spec.watermark}",
+                permanent=True,
+            )
+        bound = source.bound(request, column, self.spec.lag)
+        if bound.warning is not None:
+            self._warnings.append(bound.warning)
+            self.context.log.warning("%s", bound.warning)
+        return bound
+
+    # Moving the rows
+
+    def _emptied(self, source: Source, sink: Sink, request: ReadRequest, load: Load) -> Counts:
+        """``complete``: the truncate commits first, then the rows follow."""
+        with self._transaction(sink, load):
+            sink.truncate(load)
+            self.context.sink_indeterminate(EMPTIED)
+        last = replace(load, step=1)
+        with self._transaction(sink, last):
+            self._transfer(source, sink, request, last, staging=False)
+            self._verify(source, sink, request, last)
+        self.context.sink_indeterminate(None)
+        self._finish(sink, load)
+        return Counts(inserted=self._written)
+
+    def _staged(self, source: Source, sink: Sink, request: ReadRequest, load: Load) -> Counts:
+        """Rows go to staging first; one short transaction then shows them to readers."""
+        self.context.check_cancelled()
+        sink.stage(load)
+        try:
+            self._transfer(source, sink, request, load, staging=True)
+            with self._transaction(sink, load):
+                self.meter.report("publishing")
+                counts = sink.publish(load)
+                self._verify(source, sink, request, load)
+        finally:
+            sink.unstage(load)
+        self._finish(sink, load)
+        return counts
+
+    @contextlib.contextmanager
+    def _transaction(self, sink: Sink, load: Load) -> Iterator[None]:
+        """A fenced transaction that changes the target; a commit of unknown outcome is settled."""
+        self.context.check_cancelled()
+        sink.begin(load)
+        try:
+            yield
+            self.context.check_cancelled()
+        except BaseException:
+            sink.rollback()
+            raise
+        try:
+            sink.commit()
+        except CommitUnknown:
+            if self.context.stop_reason is not None:
+                self.context.sink_indeterminate(COMMITTING)
+                raise RunStopped(self.context.stop_reason) from None
+            self._settle(sink, load)
+
+    def _settle(self, sink: Sink, load: Load) -> None:
+        self.context.log.warning("the sink's connection broke at commit; reading what became of it")
+        if not sink.settle(load):
+            raise SinkError("the sink broke while it committed, and nothing of it remained")
+
+    def _transfer(
+        self, source: Source, sink: Sink, request: ReadRequest, load: Load, *, staging: bool
+    ) -> None:
+        parts = source.split(request, self.spec.parallelism) if self.spec.parallelism > 1 else []
+        if len(parts) > 1:
+            from tasks.replicate import parts as processes
+
+            raise NotImplementedError(processes)
+        part = parts[0] if parts else Part(0)
+        batches = self.meter.through(source.read(request, part, load.lane))
+        self._written += sink.write(load, guarded(batches, load.columns), staging=staging)
+        self._read = self.meter.rows
+        self.meter.report("reading")
+
+    # Afterwards
+
+    def _verify(self, source: Source, sink: Sink, request: ReadRequest, load: Load) -> None:
+        if self.spec.verify is None:
+            return
+        self.meter.report("verifying")
+        there, here = source.count(request), sink.count(load)
+        if there != here:
+            raise HandlerFailure(
+                f"verify: the source has {there} rows and the sink {here}", code="verify_failed"
+            )
+        if self.spec.verify == "checksum":
+            one, two = checksum.of_both(source, sink, request, load)
+            if one != two:
+                raise HandlerFailure(
+                    f"verify: the source's checksum is {one} and the sink's {two}",
+                    code="verify_failed",
+                )
+
+    def _finish(self, sink: Sink, load: Load) -> None:
+        self.meter.report("finishing")
+        try:
+            warnings = sink.finish(load, analyze=self.spec.analyze)
+        except SinkError as error:
+            warnings = [f"the rows are in place, but what follows them failed: {error}"]
+        for warning in warnings:
+            self._warnings.append(warning)
+            self.context.log.warning("%s", warning)
+
+    def _outcome(self, counts: Counts, bound: Bound | None, plan: planner.Plan) -> Outcome:
+        counters = {
+            "read": self._read,
+            "written": self._written,
+            "inserted": counts.inserted,
+            "updated": counts.updated,
+            "unchanged": counts.unchanged,
+            "deleted": counts.deleted,
+        }
+        result: dict[str, Any] = {
+            "lane": plan.lane.value,
+            "bytes": self.meter.bytes,
+            "verified": self.spec.verify,
+            **counters,
+        }
+        if self._warnings:
+            result["warnings"] = self._warnings
+        return Outcome(
+            result=result,
+            rows_processed=self._written,
+            watermark=None if bound is None else bound.value,
+            watermark_type=None if bound is None else bound.type,
+            counters=counters,
+        )

@@ -1,0 +1,108 @@
+"""How each column travels: pairs of columns, the lane, and every reason to refuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.replicate.connector import (
+    Column,
+    ColumnPlan,
+    Lane,
+    Relation,
+    Sink,
+    SinkError,
+    Source,
+)
+from tasks.replicate.names import join_name, split_name
+from tasks.replicate.spec import ReplicationSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The columns in order, and the lane in which all of them arrive unchanged."""
+
+    columns: tuple[ColumnPlan, ...]
+    lane: Lane
+
+
+def refuse(problems: list[str]) -> None:
+    """Raise the reasons not to begin, if there are any, as one permanent error."""
+    if problems:
+        raise SinkError("nothing was changed: " + "; ".join(problems), permanent=True)
+
+
+def chosen(spec: ReplicationSpec, relation: Relation) -> list[Column]:
+    """The source's columns that the job names, or all of them."""
+    names = spec.source.columns
+    if names is None:
+        return list(relation.columns)
+    missing = [name for name in names if relation.column(name) is None]
+    if missing:
+        have = ", ".join(column.name for column in relation.columns)
+        refuse([f"the source has no column {', '.join(missing)} (it has {have})"])
+    return [column for name in names if (column := relation.column(name)) is not None]
+
+
+def sink_name(spec: ReplicationSpec, position: int, name: str) -> str:
+    """The name under which a source column stands in the sink."""
+    mapping = spec.sink.columns
+    if isinstance(mapping, dict):
+        return mapping.get(name, name)
+    return name if mapping is None else mapping[position]
+
+
+def plan(
+    spec: ReplicationSpec, source: Source, sink: Sink, ours: Relation, theirs: Relation
+) -> Plan:
+    """Pair the columns and choose the lane; raises SinkError with every problem, by column."""
+    table = join_name(split_name(spec.sink.table or ""))
+    problems: list[str] = []
+    columns: list[ColumnPlan] = []
+    lanes = set(source.lanes) & set(sink.lanes)
+    mine = chosen(spec, ours)
+    if isinstance(spec.sink.columns, tuple) and len(spec.sink.columns) != len(mine):
+        refuse([f"sink.columns lists {len(spec.sink.columns)} names for {len(mine)} columns"])
+    if isinstance(spec.sink.columns, dict):
+        unknown = sorted(set(spec.sink.columns) - {column.name for column in mine})
+        if unknown:
+            refuse([f"sink.columns maps {', '.join(unknown)}, which the source does not have"])
+    doubled = sorted({c.name for c in mine if [m.name for m in mine].count(c.name) > 1})
+    if doubled:
+        refuse([f"the query names {', '.join(doubled)} twice; give each column a name of its own"])
+    for position, column in enumerate(mine):
+        name = sink_name(spec, position, column.name)
+        target = theirs.column(name)
+        if target is None:
+            problems.append(f"column {name} is missing in {table}: add it, or leave it out")
+            continue
+        if target.generated:
+            if spec.source.columns is not None or spec.source.query is not None:
+                problems.append(f"column {name} of {table} is generated: leave it out")
+            continue
+        fit = sink.fit(column, target, source.dialect)
+        if fit.refusal is not None:
+            problems.append(f"column {name}: {fit.refusal}")
+            continue
+        lanes &= {Lane.ROWS} if fit.guards else fit.lanes
+        columns.append(ColumnPlan(column, target, fit.read_as, fit.guards))
+    written = {column.sink.name for column in columns}
+    needed = [
+        column.name
+        for column in theirs.columns
+        if column.name not in written
+        and not (column.nullable or column.has_default or column.generated)
+    ]
+    planned = {sink_name(spec, i, column.name) for i, column in enumerate(mine)}
+    for name in needed:
+        if name not in planned:
+            problems.append(
+                f"column {name} of {table} is NOT NULL without a default and the source has no "
+                "such column: give it a default, allow NULL, or add it to the source"
+            )
+    if not columns and not problems:
+        problems.append(f"no column of the source can be written to {table}")
+    refuse(problems)
+    if not lanes:
+        one = next(column for column in columns)
+        refuse([f"no one way carries all columns of {table}; convert {one.sink.name} in a query"])
+    return Plan(tuple(columns), next(lane for lane in source.lanes if lane in lanes))

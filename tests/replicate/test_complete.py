@@ -1,0 +1,129 @@
+"""Mode complete between PostgreSQL databases, by the byte lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from psycopg import sql
+from replication_kit import Database, Job
+
+from tasks.replicate.connector import SinkError, SourceError
+
+Make = Callable[..., Job]
+
+
+def test_rows_arrive_as_they_are(source: Database, sink: Database, job: Make) -> None:
+    ddl = "create table t (id int primary key, name text, at timestamptz, price numeric(10,2))"
+    source.execute(ddl)
+    sink.execute(ddl)
+    source.execute(
+        "insert into t select i, nullif('n' || i, 'n7'), now(), i / 3.0"
+        " from generate_series(1, 5000) i"
+    )
+    sink.execute("insert into t values (-1, 'old')")
+    outcome = job("complete", verify="checksum").run()
+    content = "select * from t order by id"
+    assert sink.execute(content) == source.execute(content)
+    assert outcome.rows_processed == 5000
+    assert outcome.result["lane"] == "copy-binary"
+    assert outcome.counters["read"] == outcome.counters["written"] == 5000
+
+
+@pytest.mark.parametrize(
+    "name", ["Mixed Case", "select", 'quo"ted', "per%cent", "brace{s}", "dot.ted", "ünïcode", "a'b"]
+)
+def test_names_are_quoted(source: Database, sink: Database, job: Make, name: str) -> None:
+    quoted = '"' + name.replace('"', '""') + '"'
+    table = f"{quoted}.{quoted}"
+    names = {"name": sql.Identifier(name), "table": sql.Identifier(name, name)}
+    for database in (source, sink):
+        database.connection.execute(sql.SQL("create schema {name}").format(**names))
+        database.connection.execute(
+            sql.SQL("create table {table} ({name} int primary key)").format(**names)
+        )
+    source.connection.execute(sql.SQL("insert into {table} values (1), (2)").format(**names))
+    job("complete", table, reads={"where": f"{quoted} > 1", "columns": [name]}).run()
+    content = sink.connection.execute(sql.SQL("select * from {table}").format(**names))
+    assert content.fetchall() == [(2,)]
+
+
+def test_a_table_name_is_literal(source: Database, sink: Database, job: Make) -> None:
+    for database in (source, sink):
+        database.execute('create table public."T" (id int)')
+    source.execute('insert into "T" values (1)')
+    with pytest.raises(SourceError, match=r"public\.t does not exist") as caught:
+        job("complete", "public.t", to="public.T").run()
+    assert caught.value.permanent
+    job("complete", "public.T").run()
+    assert sink.value('select id from "T"') == 1
+
+
+def test_a_query_is_a_source(source: Database, sink: Database, job: Make) -> None:
+    source.execute("create table orders (id int, total numeric)")
+    source.execute("insert into orders values (1, 10), (2, 20), (2, 5)")
+    sink.execute("create table t (id int, total numeric)")
+    query = "select id, sum(total) as total from orders group by id -- by order\n;"
+    job("complete", None, reads={"query": query}).run()
+    assert sink.execute("select * from t order by id") == [(1, 10), (2, 25)]
+
+
+def test_columns_map_by_name_and_by_position(source: Database, sink: Database, job: Make) -> None:
+    source.execute("create table t (a int, b text, c int)")
+    source.execute("insert into t values (1, 'x', 2)")
+    sink.execute("create table t (id int, name text, more text default 'd')")
+    reads = {"columns": ["b", "a"]}
+    job("complete", reads=reads, writes={"columns": {"a": "id", "b": "name"}}).run()
+    assert sink.execute("select * from t") == [(1, "x", "d")]
+    job("complete", reads=reads, writes={"columns": ["name", "id"]}).run()
+    assert sink.execute("select * from t") == [(1, "x", "d")]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "message"),
+    [
+        ("create table u (id int)", "sink table public.t does not exist"),
+        ("create table t (id int)", "column name is missing in public.t"),
+        ("create table t (id int, name date)", "column name: text does not go into date"),
+        ("create table t (id int, name text, must int not null)", "column must of public.t is NOT"),
+        ("create table t (id int generated always as (1) stored, name text, x int)", None),
+        ("create view t as select 1 as id, 'a' as name", "no ordinary or partitioned table"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_truncate(
+    source: Database, sink: Database, job: Make, ddl: str, message: str | None
+) -> None:
+    source.execute("create table t (id int, name text)")
+    source.execute("insert into t values (5, 'new')")
+    sink.execute(ddl)
+    if message is None:
+        # A generated column is left to the sink, which computes it.
+        job("complete").run()
+        assert sink.execute("select id, name from t") == [(1, "new")]
+        return
+    kept = "must" in ddl
+    if kept:
+        sink.execute("insert into t values (1, 'old', 1)")
+    with pytest.raises(SinkError, match=message) as caught:
+        job("complete").run()
+    assert caught.value.permanent
+    if kept:
+        assert sink.value("select name from t") == "old"
+    assert sink.value("select to_regclass('claimcheck_fence')") is None
+
+
+def test_foreign_keys_and_triggers_are_refused(source: Database, sink: Database, job: Make) -> None:
+    source.execute("create table t (id int primary key)")
+    sink.execute("create table t (id int primary key)")
+    sink.execute("create table child (t int references t)")
+    with pytest.raises(SinkError, match="referenced by foreign keys of child"):
+        job("complete").run()
+    sink.execute("drop table child")
+    sink.execute(
+        "create function f() returns trigger language plpgsql as 'begin return new; end';"
+        "create trigger watch before insert on t for each row execute function f()"
+    )
+    with pytest.raises(SinkError, match="has the trigger watch on insert"):
+        job("complete").run()
+    sink.execute("alter table t enable replica trigger watch")
+    job("complete").run()
