@@ -23,6 +23,26 @@ class TriggerBusy(ClaimcheckError):
     """Another open transaction holds this job or key; nothing was stored. Try again when it has ended."""
 
 
+class UnknownDatasource(ClaimcheckError):
+    """No datasource has this name. List them with: celery -A tasks datasource list"""
+
+
+class UnknownSchedule(ClaimcheckError):
+    """No schedule has this name. List them with: celery -A tasks schedule list"""
+
+
+class NameTaken(ClaimcheckError):
+    """Something of this kind has this name already."""
+
+
+class InUse(ClaimcheckError):
+    """It cannot be removed while something needs it (R-S3)."""
+
+
+class CatalogBusy(ClaimcheckError):
+    """Another change of jobs or datasources is under way; nothing was changed. Try again."""
+
+
 class DatabaseUnavailable(ClaimcheckError):
     """The control database (DATABASE_URL) cannot be reached or does not answer in time."""
 

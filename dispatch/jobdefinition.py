@@ -1,7 +1,7 @@
 """What a job's definition says, read and checked key by key, and the form in which it is stored.
 
-The stored form (``job.definition``) is resolved: every default of R-R4 and R-T6 is written out,
-durations are seconds, and it holds no secret. A claim snapshots it as it is (R-C5).
+The stored form (``job.definition``) is resolved: the defaults of R-R4 are written out, durations
+are seconds, and it holds no secret. A claim snapshots it as it is (R-C5).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from dispatch.documents import Path, Report
 from dispatch.fields import Fields, check_name
+from dispatch.policy import DEFAULT_BACKOFF_SECONDS, DESTRUCTIVE_MODE
 from dispatch.scheduledefinition import ScheduleDefinition, parse_schedule
 
 REPLICATE = "replicate"
@@ -26,7 +27,6 @@ HANDLER_KEYS = ("handler", "params", "source", "sink", *COMMON_KEYS)
 OVERLAPS = ("skip", "queue", "allow")
 DEFAULT_QUEUE = "runs"
 DEFAULT_MAX_ATTEMPTS = 3
-DEFAULT_BACKOFF_SECONDS = 60.0
 MOST_ATTEMPTS = 1000
 LARGEST_LIMIT = 10_000
 
@@ -65,6 +65,7 @@ class JobDefinition:
     name: str
     handler: str
     definition: dict[str, Any]
+    overlap: str
     source: str | None = None
     sink: str | None = None
     enabled: bool | None = None
@@ -103,15 +104,19 @@ def parse_job(
         **own,
         "retry": _retry(fields, mode, replication=not is_handler),
         "timeout": fields.duration("timeout", None, positive=True),
-        "overlap": _overlap(fields, replication=not is_handler),
         "concurrency": _concurrency(fields),
         "queue": fields.name("queue", DEFAULT_QUEUE, "queue"),
         "priority": fields.integer("priority", 0, 0, 9),
     }
+    overlap = _overlap(fields, replication=not is_handler)
+    if raw.get("overlap") is not None:
+        # Left out where it is not stated, because the default differs for schedules (R-T6).
+        definition["overlap"] = overlap
     return JobDefinition(
         name=name,
         handler=str(own["handler"]) if is_handler else REPLICATE,
         definition=definition,
+        overlap=overlap,
         source=_datasource(own.get("source")),
         sink=_datasource(own.get("sink")),
         enabled=fields.boolean("enabled", None),
@@ -178,8 +183,7 @@ def _replication_keys(fields: Fields, own: Collection[str]) -> dict[str, Any]:
 
 
 def _retry(fields: Fields, mode: Any, *, replication: bool) -> dict[str, Any]:
-    # R-R4: the destructive mode is repeated only where its owner says so.
-    repeats = not (replication and mode == "complete")
+    repeats = not (replication and mode == DESTRUCTIVE_MODE)
     raw = fields.mapping("retry") or {}
     inner = Fields(raw, (*fields.path, "retry"), fields.report)
     inner.refuse_unknown("retry", ("max_attempts", "backoff", "on_worker_loss", "on_failure"))

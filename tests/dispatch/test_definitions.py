@@ -3,53 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from catalog_support import TwoConnectors
 
 from dispatch.definitions import Definitions, Existing, load, parse
 from dispatch.documents import DefinitionError
-
-
-class TwoConnectors:
-    """Connectors as definitions see them; ``sqlite`` takes a url that starts with sqlite:."""
-
-    def names(self) -> list[str]:
-        return ["postgresql", "sqlite"]
-
-    def canonical(self, name: str) -> str:
-        if name == "postgres":
-            return "postgresql"
-        if name not in self.names():
-            raise ValueError(f"no connector is named {name} (there are postgresql, sqlite)")
-        return name
-
-    def check_config(self, connector: str, config: Mapping[str, Any]) -> list[str]:
-        found = [f"{key}: is no setting of {connector}" for key in config if key != "url"]
-        if not str(config.get("url", "")).startswith(connector):
-            found.append(f"url: must start with {connector}:")
-        return found
-
-    def secret_keys(self, connector: str) -> list[str]:
-        return ["url"]
-
-    def job_keys(self) -> list[str]:
-        return ["mode", "source", "sink", "watermark", "lag", "parallelism"]
-
-    def check_job(
-        self, definition: Mapping[str, Any], source: str | None, sink: str | None
-    ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-        found = []
-        if definition.get("mode") not in ("complete", "complete-atomic", "incremental"):
-            found.append(("mode", "must be complete, complete-atomic or incremental"))
-        if "table" not in (definition.get("source") or {}):
-            found.append(("source.table", "is missing"))
-        if sink == "sqlite" and definition.get("parallelism", 1) > 1:
-            found.append(("parallelism", "sqlite is written by one writer"))
-        return dict(definition), found
-
 
 ENVIRON = {
     "SHOP_URL": "postgresql://app:hunter2-secret@shop/db",
@@ -116,11 +77,11 @@ def test_a_file_is_read_with_its_variables_and_defaults() -> None:
             "max_attempts": 5, "backoff": 90.0, "on_worker_loss": True, "on_failure": True,
         },
         "timeout": 3600.0,
-        "overlap": "skip",
         "concurrency": {"key": "warehouse", "limit": 2},
         "queue": "runs",
         "priority": 0,
     }  # fmt: skip
+    assert orders.overlap == "skip"
     assert orders.schedules is not None
     first, second = orders.schedules
     assert (first.name, first.cron, first.timezone, first.misfire, first.enabled) == (
@@ -130,7 +91,9 @@ def test_a_file_is_read_with_its_variables_and_defaults() -> None:
     report = found.jobs["report"]
     assert report.handler == "report"
     assert report.definition["params"] == {"day": "2026-11-01", "nested": {"n": 1}}
-    assert report.definition["overlap"] == "queue"
+    assert report.overlap == "queue"
+    # What is not stated is not stored: for a schedule the default is another one (R-T6).
+    assert "overlap" not in report.definition
     assert (report.source, report.sink, report.schedules) == ("shop", None, None)
 
 

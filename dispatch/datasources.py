@@ -1,0 +1,207 @@
+"""Datasources: stored with their configuration sealed, changed under audit (R-X1, R-X4)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.envelopes import EnvelopeError, open_envelope, seal
+from db.keyring import Keyring
+from db.models import Datasource
+from dispatch import audit, catalog, jobs
+from dispatch.changes import SECRET, Change, Difference, differences
+from dispatch.definitions import DatasourceDefinition, parse_datasource
+from dispatch.documents import DefinitionError, Report
+from dispatch.errors import InUse, NameTaken
+from dispatch.jobdefinition import Connectors
+
+
+def open_config(keyring: Keyring, stored: Datasource) -> dict[str, Any]:
+    """A stored datasource's configuration, with its secrets. Raises EnvelopeError."""
+    return open_envelope(keyring, stored.id, stored.envelope or {}, name=stored.name)
+
+
+def difference(
+    stored: Datasource | None,
+    wanted: DatasourceDefinition,
+    keyring: Keyring,
+    connectors: Connectors,
+) -> Change | None:
+    """What storing ``wanted`` would change; None where nothing is. Compares by opening.
+
+    What cannot be opened counts as changed: setting it anew is the way out of a lost key.
+    """
+    secret = frozenset(connectors.secret_keys(wanted.connector))
+    after: dict[str, Any] = {"connector": wanted.connector, **wanted.config}
+    if wanted.enabled is not None:
+        after["enabled"] = wanted.enabled
+    if stored is None:
+        after.setdefault("enabled", True)
+        return Change("add", "datasource", wanted.name, differences({}, after, secret=secret))
+    note = None
+    try:
+        config = open_config(keyring, stored)
+    except EnvelopeError:
+        config = {key: object() for key in wanted.config}
+        note = "what is stored cannot be opened with this keyring and is replaced"
+    before: dict[str, Any] = {"connector": stored.connector, **config}
+    if wanted.enabled is not None:
+        before["enabled"] = stored.enabled
+    found = differences(before, after, secret=secret | (frozenset(config) if note else frozenset()))
+    return Change("edit", "datasource", wanted.name, found, note) if found else None
+
+
+def store(
+    session: Session,
+    stored: Datasource | None,
+    wanted: DatasourceDefinition,
+    change: Change,
+    keyring: Keyring,
+    actor: str,
+) -> Datasource:
+    """Carry a change out: seal, audit, and tell of the work that it frees. ``stored`` is locked."""
+    enables = wanted.enabled is True and stored is not None and not stored.enabled
+    if stored is None:
+        stored = Datasource(id=uuid4(), name=wanted.name)
+        session.add(stored)
+    # Switching one on or off alone leaves what is sealed as it is.
+    if any(found.key != "enabled" for found in change.differences):
+        stored.connector = wanted.connector
+        stored.envelope = seal(keyring, stored.id, wanted.config)
+    if wanted.enabled is not None:
+        stored.enabled = wanted.enabled
+    stored.updated_at = func.clock_timestamp()
+    session.flush()
+    audit.record(
+        session,
+        actor=actor,
+        action=f"datasource.{change.action}",
+        subject=wanted.name,
+        outcome="added" if change.action == "add" else "changed",
+        detail={"changes": [found.as_json() for found in change.differences]},
+    )
+    if enables:
+        catalog.notify_work(session, [job.name for job in catalog.jobs_of(session, stored.id)])
+    return stored
+
+
+def add(
+    session: Session,
+    keyring: Keyring,
+    connectors: Connectors,
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    actor: str,
+) -> Change:
+    """Store a new datasource; ``settings`` holds ``connector`` and the connector's own keys.
+
+    Raises NameTaken, and DefinitionError with every mistake.
+    """
+    wanted = _checked(name, settings, connectors)
+    taken = session.scalars(select(Datasource).where(Datasource.name == name)).one_or_none()
+    if taken is not None:
+        raise NameTaken(
+            f"a datasource is named {name!r} already; change it with: "
+            f"celery -A tasks datasource edit {name}"
+        )
+    change = difference(None, wanted, keyring, connectors)
+    assert change is not None
+    store(session, None, wanted, change, keyring, actor)
+    return change
+
+
+def edit(
+    session: Session,
+    keyring: Keyring,
+    connectors: Connectors,
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    clear: Collection[str] = (),
+    actor: str,
+) -> Change | None:
+    """Change what ``settings`` names and keep the rest; ``clear`` removes keys, also secret ones.
+
+    None where nothing changes. A connector that is changed starts from ``settings`` alone. Raises
+    UnknownDatasource, EnvelopeError, and DefinitionError with every mistake.
+    """
+    stored = catalog.datasource(session, name)
+    catalog.lock(session, Datasource, [stored.id])
+    connector = settings.get("connector", stored.connector)
+    own = {key: value for key, value in settings.items() if key != "connector"}
+    kept: dict[str, Any] = {}
+    if connector == stored.connector:
+        kept = open_config(keyring, stored)
+    unknown = sorted(set(clear) - set(kept))
+    if unknown:
+        report = Report()
+        for key in unknown:
+            report.add((key,), f"is not set for datasource {name}, so it cannot be cleared")
+        raise DefinitionError(report.problems)
+    kept = {key: value for key, value in kept.items() if key not in clear}
+    wanted = _checked(name, {"connector": connector, **kept, **own}, connectors)
+    if wanted.connector != stored.connector:
+        report = Report()
+        jobs.check_bindings(session, connectors, {name: wanted.connector}, report)
+        if report.problems:
+            raise DefinitionError(report.problems)
+    change = difference(stored, wanted, keyring, connectors)
+    if change is not None:
+        store(session, stored, wanted, change, keyring, actor)
+    return change
+
+
+def set_enabled(session: Session, name: str, enabled: bool, *, actor: str) -> Change | None:
+    """Let the jobs of a datasource be claimed, or hold their next claims; None where it is so.
+
+    A running attempt goes on (R-C5); runs are accepted and wait (R-T8). Raises UnknownDatasource.
+    """
+    stored = catalog.datasource(session, name)
+    catalog.lock(session, Datasource, [stored.id])
+    if stored.enabled == enabled:
+        return None
+    stored.enabled = enabled
+    stored.updated_at = func.clock_timestamp()
+    verb = "enable" if enabled else "disable"
+    audit.record(
+        session, actor=actor, action=f"datasource.{verb}", subject=name, outcome=f"{verb}d"
+    )
+    if enabled:
+        catalog.notify_work(session, [job.name for job in catalog.jobs_of(session, stored.id)])
+    return Change("edit", "datasource", name, (Difference("enabled", not enabled, enabled),))
+
+
+def remove(session: Session, name: str, *, actor: str) -> Change:
+    """Remove a datasource that no job uses (R-S3). Raises UnknownDatasource and InUse."""
+    stored = catalog.datasource(session, name)
+    users = [job.name for job in catalog.jobs_of(session, stored.id)]
+    if users:
+        shown = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
+        raise InUse(
+            f"the datasource {name!r} is used by {shown}; remove or rebind "
+            f"{'that job' if len(users) == 1 else 'those jobs'} first"
+        )
+    session.delete(stored)
+    session.flush()
+    audit.record(session, actor=actor, action="datasource.remove", subject=name, outcome="removed")
+    return Change("remove", "datasource", name)
+
+
+def shown_config(config: Mapping[str, Any], secret: Collection[str]) -> dict[str, Any]:
+    """A configuration as it may be shown: each value that may be secret is ``***``."""
+    return {key: SECRET if key in secret else value for key, value in config.items()}
+
+
+def _checked(
+    name: str, settings: Mapping[str, Any], connectors: Connectors
+) -> DatasourceDefinition:
+    report = Report()
+    found = parse_datasource(name, dict(settings), (), connectors, report)
+    if report.problems or found is None:
+        raise DefinitionError(report.problems)
+    return found

@@ -1,0 +1,334 @@
+"""Jobs: stored as defined, switched, paused and removed, each change under audit (R-X4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+from uuid import UUID, uuid4
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.models import ConcurrencyKey, Job, JobRun
+from dispatch import audit, catalog, jobschedules
+from dispatch.changes import Change, Difference, differences
+from dispatch.definitions import bind, check_limits
+from dispatch.documents import DefinitionError, Report
+from dispatch.errors import InUse, NameTaken
+from dispatch.jobdefinition import REPLICATE, Connectors, JobDefinition, parse_job
+from dispatch.lifecycle import ACTIVE
+
+Switch = Literal["enabled", "paused", "source_enabled", "sink_enabled"]
+
+# What a job reads and where it merges it to: another of these, and the old watermark says
+# nothing about what the sink already holds.
+_WATERMARK_BASIS = ("mode", "source", "sink", "watermark", "tables", "handler")
+
+
+def stored_definition(session: Session, stored: Job) -> JobDefinition:
+    """A stored job in the form that a definition file has after it was read."""
+    names = {found.id: found.name for found in catalog.datasources(session)}
+    return JobDefinition(
+        name=stored.name,
+        handler=stored.handler,
+        definition=dict(stored.definition),
+        overlap=stored.overlap,
+        source=names.get(stored.source_id) if stored.source_id else None,
+        sink=names.get(stored.sink_id) if stored.sink_id else None,
+        enabled=stored.enabled,
+        paused=stored.paused,
+    )
+
+
+def difference(session: Session, stored: Job | None, wanted: JobDefinition) -> Change | None:
+    """What storing ``wanted`` would change, its schedules aside; None where nothing is."""
+    after = _comparable(wanted)
+    if stored is None:
+        after.setdefault("enabled", True)
+        return Change("add", "job", wanted.name, differences({}, after))
+    before = {
+        key: value
+        for key, value in _comparable(stored_definition(session, stored)).items()
+        if key not in ("enabled", "paused") or key in after
+    }
+    found = differences(before, after)
+    if not found:
+        return None
+    note = None
+    if stored.watermark is not None and _basis(stored.definition) != _basis(wanted.definition):
+        note = "its watermark is reset, so that the next run reads everything again"
+    return Change("edit", "job", wanted.name, found, note)
+
+
+def store(
+    session: Session, stored: Job | None, wanted: JobDefinition, change: Change, actor: str
+) -> Job:
+    """Carry a change out: store, audit, and tell of the work it frees. ``stored`` is locked."""
+    ids = {found.name: found.id for found in catalog.datasources(session)}
+    before = None if stored is None else _gates(session, stored)
+    key = _store_limit(session, wanted)
+    if stored is None:
+        stored = Job(id=uuid4(), name=wanted.name)
+        session.add(stored)
+    elif _basis(stored.definition) != _basis(wanted.definition):
+        stored.watermark = None
+        stored.watermark_type = None
+    stored.handler = wanted.handler
+    stored.definition = wanted.definition
+    stored.source_id = ids[wanted.source] if wanted.source else None
+    stored.sink_id = ids[wanted.sink] if wanted.sink else None
+    stored.queue = wanted.definition["queue"]
+    stored.priority = wanted.definition["priority"]
+    stored.overlap = wanted.overlap
+    stored.max_attempts = wanted.definition["retry"]["max_attempts"]
+    stored.concurrency_key = key
+    if wanted.enabled is not None:
+        stored.enabled = wanted.enabled
+    if wanted.paused is not None:
+        stored.paused = wanted.paused
+    stored.updated_at = func.clock_timestamp()
+    session.flush()
+    audit.record(
+        session,
+        actor=actor,
+        action=f"job.{change.action}",
+        subject=wanted.name,
+        outcome="added" if change.action == "add" else "changed",
+        detail={"changes": [found.as_json() for found in change.differences]},
+    )
+    if before is not None and _opens(before, _gates(session, stored)):
+        freed = catalog.jobs_under(session, key) if key else [stored]
+        catalog.notify_work(session, [found.name for found in freed])
+    return stored
+
+
+def add(
+    session: Session, connectors: Connectors, name: str, raw: Mapping[str, Any], *, actor: str
+) -> list[Change]:
+    """Store a new job; ``raw`` has the keys of the definition file, ``schedules`` too.
+
+    Raises NameTaken, and DefinitionError with every mistake.
+    """
+    if session.scalars(select(Job.id).where(Job.name == name)).one_or_none() is not None:
+        raise NameTaken(
+            f"a job is named {name!r} already; change it with: celery -A tasks job edit {name}"
+        )
+    wanted = _checked(session, connectors, name, raw)
+    change = difference(session, None, wanted)
+    assert change is not None
+    stored = store(session, None, wanted, change, actor)
+    return [change, *jobschedules.replace_all(session, stored, wanted.schedules, actor)]
+
+
+def edit(
+    session: Session, connectors: Connectors, name: str, raw: Mapping[str, Any], *, actor: str
+) -> Change | None:
+    """Change what ``raw`` names and keep the rest; a key that is None is removed.
+
+    Nested keys are merged (``{"retry": {"backoff": "5m"}}`` keeps the other keys of retry). None
+    where nothing changes. Raises UnknownJob, and DefinitionError with every mistake.
+    """
+    stored = catalog.job(session, name)
+    catalog.lock(session, Job, [stored.id])
+    wanted = _checked(session, connectors, name, _merged(as_file(session, stored), raw))
+    change = difference(session, stored, wanted)
+    if change is not None:
+        store(session, stored, wanted, change, actor)
+        catalog.drop_unused_keys(session)
+    return change
+
+
+def as_file(session: Session, stored: Job) -> dict[str, Any]:
+    """A stored job with the keys of a definition file, its schedules left out."""
+    definition = dict(stored.definition)
+    for side in ("source", "sink"):
+        if isinstance(definition.get(side), Mapping):
+            definition[side] = dict(definition[side])
+    return definition
+
+
+def set_switch(
+    session: Session, name: str, switch: Switch, value: bool, *, actor: str
+) -> Change | None:
+    """Set one of a job's switches, and those of its child jobs; None where all are so.
+
+    Off blocks the next claim and leaves a running attempt alone (R-C5); on tells of the work that
+    it frees (R-D7). Raises UnknownJob.
+    """
+    parent = catalog.job(session, name)
+    family = catalog.with_children(session, parent)
+    catalog.lock(session, Job, [found.id for found in family])
+    changed = [found for found in family if getattr(found, switch) != value]
+    if not changed:
+        return None
+    for found in changed:
+        setattr(found, switch, value)
+        found.updated_at = func.clock_timestamp()
+    session.flush()
+    verb, outcome = _SWITCHES[switch, value]
+    binding = switch.partition("_")[0] if switch.endswith("_enabled") else None
+    audit.record(
+        session,
+        actor=actor,
+        action=f"job.{verb}",
+        subject=name,
+        outcome=outcome,
+        detail=None if binding is None else {"binding": binding},
+    )
+    if value != (switch == "paused"):
+        catalog.notify_work(session, [found.name for found in changed])
+    return Change("edit", "job", name, (Difference(switch, not value, value),))
+
+
+_SWITCHES: Mapping[tuple[Switch, bool], tuple[str, str]] = {
+    ("enabled", True): ("enable", "enabled"),
+    ("enabled", False): ("disable", "disabled"),
+    ("source_enabled", True): ("enable", "enabled"),
+    ("source_enabled", False): ("disable", "disabled"),
+    ("sink_enabled", True): ("enable", "enabled"),
+    ("sink_enabled", False): ("disable", "disabled"),
+    ("paused", True): ("pause", "paused"),
+    ("paused", False): ("resume", "resumed"),
+}
+
+
+def remove(session: Session, name: str, *, actor: str) -> Change:
+    """Remove a job with its schedules and child jobs; its finished runs are kept (R-S3).
+
+    Raises UnknownJob, and InUse where one of its runs is active.
+    """
+    parent = catalog.job(session, name)
+    family = [found.id for found in catalog.with_children(session, parent)]
+    jobschedules.lock_all(session, family)
+    # Runs before jobs: removing a job touches each of its runs, and a claim locks them so.
+    catalog.lock_runs(session, family)
+    session.execute(
+        select(Job.id).where(Job.id.in_(family)).order_by(Job.id).with_for_update()
+    ).all()
+    active = session.execute(
+        select(JobRun.job_name, JobRun.status, JobRun.id)
+        .where(JobRun.job_id.in_(family), JobRun.status.in_([str(status) for status in ACTIVE]))
+        .order_by(JobRun.created_at)
+    ).all()
+    if active:
+        owner, status, run = active[0]
+        more = f" and {len(active) - 1} more" if len(active) > 1 else ""
+        raise InUse(
+            f"the job {name!r} has an active run: {run} of {owner} is {status}{more}. Wait for its "
+            f"end, or cancel it with: celery -A tasks run cancel {run}"
+        )
+    session.delete(parent)
+    session.flush()
+    catalog.drop_unused_keys(session)
+    audit.record(session, actor=actor, action="job.remove", subject=name, outcome="removed")
+    catalog.notify_deadlines(session, name)
+    return Change("remove", "job", name)
+
+
+def check_bindings(
+    session: Session,
+    connectors: Connectors,
+    changed: Mapping[str, str],
+    report: Report,
+    *,
+    without: frozenset[str] = frozenset(),
+) -> None:
+    """Check stored jobs against the new connectors of datasources that they use.
+
+    ``changed`` gives the new connector by datasource; mistakes stand at the datasource. The jobs
+    of ``without`` are left out.
+    """
+    for found in catalog.jobs(session):
+        if found.name in without:
+            continue
+        job = stored_definition(session, found)
+        touched = [name for name in (job.source, job.sink) if name is not None and name in changed]
+        if not touched or job.handler != REPLICATE:
+            continue
+        known = {**catalog.existing(session).datasources, **changed}
+        inner = Report()
+        bind(job, known, connectors, inner)
+        for problem in inner.problems:
+            report.add(("datasources", touched[0], "connector"), f"the job {job.name}: {problem}")
+
+
+def _checked(
+    session: Session, connectors: Connectors, name: str, raw: Mapping[str, Any]
+) -> JobDefinition:
+    report = Report()
+    found = parse_job(name, dict(raw), (), report, connectors)
+    if found is not None:
+        existing = catalog.existing(session)
+        found = bind(found, existing.datasources, connectors, report)
+        check_limits({name: found}, existing, report)
+    if report.problems or found is None:
+        raise DefinitionError(report.problems)
+    return found
+
+
+def _comparable(job: JobDefinition) -> dict[str, Any]:
+    found = {"handler": job.handler, **job.definition, "overlap": job.overlap}
+    for key, value in (("enabled", job.enabled), ("paused", job.paused)):
+        if value is not None:
+            found[key] = value
+    return found
+
+
+def _basis(definition: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: definition.get(key) for key in _WATERMARK_BASIS}
+
+
+def _merged(kept: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(kept)
+    for key, value in named.items():
+        if value is None:
+            found.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(found.get(key), Mapping):
+            found[key] = _merged(found[key], value)
+        else:
+            found[key] = value
+    return found
+
+
+def _store_limit(session: Session, wanted: JobDefinition) -> str | None:
+    if wanted.concurrency is None:
+        return None
+    key, limit = wanted.concurrency
+    found = session.get(ConcurrencyKey, key)
+    if found is None:
+        session.add(ConcurrencyKey(key=key, max=limit))
+        session.flush()
+    elif found.max != limit:
+        found.max = limit
+        session.flush()
+    return key
+
+
+Gates = tuple[bool, bool, str, str | None, int, tuple[UUID | None, UUID | None]]
+
+
+def _gates(session: Session, stored: Job) -> Gates:
+    """All that may hold a job's waiting runs back, apart from its datasources' own switches."""
+    key = stored.concurrency_key
+    limit = session.get(ConcurrencyKey, key) if key else None
+    return (
+        stored.enabled,
+        stored.paused,
+        stored.overlap,
+        key,
+        limit.max if limit else 0,
+        (stored.source_id, stored.sink_id),
+    )
+
+
+def _opens(before: Gates, after: Gates) -> bool:
+    """Whether work may have become eligible: telling once too often costs one look."""
+    enabled, paused, overlap, key, limit, bound = before
+    return (
+        (after[0] and not enabled)
+        or (paused and not after[1])
+        or (overlap != after[2] and after[2] == "allow")
+        or (key != after[3] and key is not None)
+        or (key == after[3] and after[4] > limit)
+        or bound != after[5]
+    )

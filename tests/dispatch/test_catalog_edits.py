@@ -1,0 +1,288 @@
+"""Single edits of the catalog: checked, audited, told to the beat, and locked in one order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from catalog_support import (
+    CONNECTORS,
+    FILE,
+    KEYRING,
+    OTHER_KEYRING,
+    apply,
+    edit,
+    keys,
+    stored,
+    summary,
+)
+from catalog_support import heard as heard
+from catalog_support import rows as rows
+
+from db.envelopes import EnvelopeError
+from dispatch import catalog, datasources, jobs, jobschedules
+from dispatch.documents import DefinitionError
+from dispatch.errors import (
+    CatalogBusy,
+    InUse,
+    NameTaken,
+    UnknownDatasource,
+    UnknownJob,
+    UnknownSchedule,
+)
+from dispatch.export import export
+
+# Datasources
+
+
+def test_a_datasource_is_edited_key_by_key(rows) -> None:
+    edit(datasources.add, KEYRING, CONNECTORS, "shop",
+         {"connector": "postgres", "url": "postgresql://u:p1@h", "schema": "a"})  # fmt: skip
+    with pytest.raises(NameTaken, match="datasource edit shop"):
+        edit(
+            datasources.add, KEYRING, CONNECTORS, "shop", {"connector": "sqlite", "url": "sqlite:"}
+        )
+    change = edit(datasources.edit, KEYRING, CONNECTORS, "shop", {"schema": "b"})
+    assert keys(change) == [("schema", "a", "b")]
+    assert edit(datasources.edit, KEYRING, CONNECTORS, "shop", {"schema": "b"}) is None
+    edit(datasources.edit, KEYRING, CONNECTORS, "shop", {}, clear=["schema"])
+    with catalog.reading() as session:
+        shop = catalog.datasource(session, "shop")
+        assert datasources.open_config(KEYRING, shop) == {"url": "postgresql://u:p1@h"}
+    for clear, says in ((["schema"], "is not set"), (["url"], "must start with")):
+        with pytest.raises(DefinitionError, match=says):
+            edit(datasources.edit, KEYRING, CONNECTORS, "shop", {}, clear=clear)
+    with pytest.raises(UnknownDatasource, match="did you mean shop"):
+        edit(datasources.edit, KEYRING, CONNECTORS, "shoop", {})
+    with pytest.raises(EnvelopeError, match="'shop'"):
+        edit(datasources.edit, OTHER_KEYRING, CONNECTORS, "shop", {"schema": "c"})
+
+
+def test_a_datasource_in_use_is_not_removed__R_S3(rows) -> None:
+    apply(FILE)
+    with pytest.raises(InUse, match="is used by orders; remove or rebind that job first"):
+        edit(datasources.remove, "shop")
+    edit(jobs.remove, "orders")
+    edit(datasources.remove, "shop")
+    assert [found["name"] for found in rows("select name from datasource")] == ["", "warehouse"]
+
+
+def test_the_row_for_none_is_hidden(rows) -> None:
+    for operation in (datasources.remove, lambda session, name, actor: (
+        datasources.set_enabled(session, name, False, actor=actor))):  # fmt: skip
+        with pytest.raises(UnknownDatasource):
+            edit(operation, "")
+    with catalog.reading() as session:
+        assert catalog.datasources(session) == []
+
+
+# Switches and what they free
+
+
+@pytest.mark.parametrize(
+    ("close", "reopen"),
+    [
+        ((jobs.set_switch, "orders", "enabled", False), (jobs.set_switch, "orders", "enabled", True)),
+        ((jobs.set_switch, "orders", "paused", True), (jobs.set_switch, "orders", "paused", False)),
+        ((jobs.set_switch, "orders", "source_enabled", False),
+         (jobs.set_switch, "orders", "source_enabled", True)),
+        ((jobs.set_switch, "orders", "sink_enabled", False),
+         (jobs.set_switch, "orders", "sink_enabled", True)),
+        ((datasources.set_enabled, "shop", False), (datasources.set_enabled, "shop", True)),
+        ((jobs.edit, CONNECTORS, "orders", {"concurrency": None}), None),
+    ],
+)  # fmt: skip
+def test_the_change_that_frees_work_tells_of_it__R_D7(rows, heard, close, reopen) -> None:
+    apply(FILE)
+    heard()
+    edit(*close)
+    if reopen is None:
+        assert heard() == ["work job:orders"]
+        return
+    assert heard() == []
+    assert edit(*close) is None
+    edit(*reopen)
+    assert heard() == ["work job:orders"]
+    assert edit(*reopen) is None
+    assert heard() == []
+    # One record for each that changed something, none for the repetitions.
+    assert len(rows("select from audit_event where action !~ 'add$'")) == 2
+
+
+def test_a_raised_limit_frees_all_jobs_of_the_key__R_D7(rows, heard) -> None:
+    text = FILE + "  more: {handler: x, concurrency: {key: warehouse, limit: 2}}\n"
+    apply(text)
+    heard()
+    apply(text.replace("limit: 2", "limit: 1"))
+    assert heard() == []
+    apply(text.replace("limit: 2", "limit: 4"))
+    assert heard() == ["work job:more", "work job:orders"]
+
+
+def test_a_switch_covers_the_child_jobs(rows) -> None:
+    apply(FILE)
+    rows("insert into job (name, handler, parent_job_id, source_id) "
+         "select 'orders/public.a', handler, id, source_id from job where name = 'orders'")  # fmt: skip
+    edit(jobs.set_switch, "orders", "enabled", False)
+    assert rows("select name from job where not enabled order by name") == [
+        {"name": "orders"}, {"name": "orders/public.a"},
+    ]  # fmt: skip
+    with catalog.reading() as session:
+        assert "orders/public.a" not in export(session, KEYRING, CONNECTORS)["jobs"]
+    edit(jobs.remove, "orders")
+    assert rows("select name from job") == [{"name": "report"}]
+
+
+# Jobs
+
+
+def test_a_job_is_edited_key_by_key(rows) -> None:
+    apply(FILE)
+    change = edit(jobs.edit, CONNECTORS, "orders", {"retry": {"backoff": "5m"}, "timeout": None})
+    assert keys(change) == [("retry.backoff", 90.0, 300.0), ("timeout", 3600.0, None)]
+    (found,) = rows("select definition from job where name = 'orders'")
+    assert found["definition"]["retry"]["max_attempts"] == 5
+    assert edit(jobs.edit, CONNECTORS, "orders", {"retry": {"backoff": 300}}) is None
+    with pytest.raises(DefinitionError, match=r"retry\.backof: is no key of retry"):
+        edit(jobs.edit, CONNECTORS, "orders", {"retry": {"backof": 1}})
+    with pytest.raises(UnknownJob, match="did you mean orders"):
+        edit(jobs.edit, CONNECTORS, "order", {})
+    with pytest.raises(NameTaken):
+        edit(jobs.add, CONNECTORS, "orders", {"handler": "x"})
+    changes = edit(jobs.add, CONNECTORS, "new", {"handler": "x", "schedules": [{"every": "5m"}]})
+    assert summary(changes) == ["add job new", "add schedule new/new-1"]
+
+
+def run(rows: Callable[..., Any], job: str) -> UUID:
+    found = rows(
+        "insert into job_run (job_id) select id from job where name = %s returning id", job
+    )
+    return found[0]["id"]
+
+
+def test_a_job_with_an_active_run_is_not_removed__R_S3(rows) -> None:
+    apply(FILE)
+    waiting = run(rows, "orders")
+    before = stored(rows)
+    with pytest.raises(InUse, match=f"{waiting} of orders is PENDING"):
+        edit(jobs.remove, "orders")
+    assert stored(rows) == before
+
+
+def test_removing_a_job_ends_its_schedules_and_keeps_its_runs__R_S3(rows, heard) -> None:
+    apply(FILE)
+    ended = run(rows, "orders")
+    rows("update job_run set status = 'CANCELLED', cancel_requested_at = clock_timestamp(), "
+         "finished_at = clock_timestamp()")  # fmt: skip
+    heard()
+    edit(jobs.remove, "orders")
+    assert rows("select id, job_id, job_name from job_run") == [
+        {"id": ended, "job_id": None, "job_name": "orders"}
+    ]
+    assert rows("select from job_schedule") == []
+    assert rows("select * from concurrency_key") == []
+    assert heard() == ["deadlines job:orders"]
+    with pytest.raises(UnknownJob):
+        edit(jobs.remove, "orders")
+
+
+# Schedules
+
+
+def test_an_edited_schedule_fires_next_after_the_edit__R_D2(rows, heard) -> None:
+    apply(FILE)
+    rows("update job_schedule set next_fire_at = clock_timestamp() + interval '40 days'")
+    heard()
+    text = FILE.replace('"*/15 * * * *"', '"0 3 * * *"')
+    assert summary(apply(text)) == ["edit schedule orders/orders-1"]
+    found = rows("select name, next_fire_at - clock_timestamp() < interval '2 days' as soon, "
+                 "next_fire_at > clock_timestamp() as later from job_schedule order by name")  # fmt: skip
+    assert found == [
+        {"name": "often", "soon": False, "later": True},
+        {"name": "orders-1", "soon": True, "later": True},
+    ]
+    assert heard() == ["deadlines job:orders"]
+
+
+def test_another_policy_for_misses_moves_no_fire(rows) -> None:
+    apply(FILE)
+    before = rows("select next_fire_at from job_schedule where name = 'orders-1'")
+    apply(FILE.replace("misfire: skip", "misfire: catch_up"))
+    assert rows("select next_fire_at from job_schedule where name = 'orders-1'") == before
+
+
+def test_a_disabled_schedule_has_no_next_fire_and_an_enabled_one_has__R_D2(rows, heard) -> None:
+    apply(FILE)
+    heard()
+    edit(jobschedules.set_enabled, "often", False)
+    assert rows("select next_fire_at from job_schedule where name = 'often'") == [
+        {"next_fire_at": None}
+    ]
+    assert edit(jobschedules.set_enabled, "often", False) is None
+    edit(jobschedules.set_enabled, "orders/often", True)
+    assert rows(
+        "select next_fire_at > clock_timestamp() as later from job_schedule where name = 'often'"
+    ) == [{"later": True}]
+    assert heard() == ["deadlines job:orders", "deadlines job:orders"]
+
+
+def test_schedules_are_named_by_position_or_by_hand(rows) -> None:
+    apply(FILE)
+    names = [
+        edit(jobschedules.add, "report", raw).name
+        for raw in ({"every": "1h"}, {"every": "2h", "name": "report-3"}, {"every": "3h"})
+    ]
+    assert names == ["report/report-1", "report/report-3", "report/report-4"]
+    edit(jobschedules.add, "report", {"every": "1h", "name": "often"})
+    with pytest.raises(NameTaken):
+        edit(jobschedules.add, "report", {"every": "1h", "name": "often"})
+    with pytest.raises(UnknownSchedule, match="say which of orders/often, report/often"):
+        edit(jobschedules.remove, "often")
+    edit(jobschedules.remove, "report/often")
+    edit(jobschedules.remove, "often")
+    with pytest.raises(UnknownSchedule, match="did you mean report-1"):
+        edit(jobschedules.remove, "report1")
+    with pytest.raises(DefinitionError, match="lacks timezone"):
+        edit(jobschedules.add, "report", {"cron": "@daily"})
+
+
+# Locks
+
+
+def test_an_edit_waits_for_a_claim_and_gives_up_in_time__R_C4(rows, database: str) -> None:
+    apply(FILE)
+    with psycopg.connect(database) as claim:
+        claim.execute("select from job where name = 'orders' for share")
+        with (
+            pytest.raises(CatalogBusy, match="nothing was changed"),
+            catalog.editing(lock_seconds=0.2) as session,
+        ):
+            jobs.set_switch(session, "orders", "enabled", False, actor="test")
+    assert rows("select enabled from job where name = 'orders'") == [{"enabled": True}]
+    edit(jobs.set_switch, "orders", "enabled", False)
+
+
+def test_edits_wait_for_each_other_and_none_is_lost(rows) -> None:
+    apply(FILE)
+    start = threading.Barrier(6)
+    failures: list[BaseException] = []
+
+    def raise_limit(number: int) -> None:
+        start.wait(timeout=10)
+        try:
+            edit(jobs.add, CONNECTORS, f"job{number}",
+                 {"handler": "x", "concurrency": {"key": "shared", "limit": 3}})  # fmt: skip
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=raise_limit, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert failures == []
+    assert len(rows("select from job where concurrency_key = 'shared'")) == 6
