@@ -24,7 +24,7 @@ def main() -> int:
     try:
         match arguments.command:
             case "serve":
-                return serve(prepare_home(home), arguments.idle_seconds)
+                return serve(prepare_home(home))
             case "stop":
                 print("stopped" if stop(home, force=arguments.force) else "none runs")
             case "remove":
@@ -58,7 +58,6 @@ def _parser() -> argparse.ArgumentParser:
         )
     made["stop"].add_argument("--force", action="store_true", help="also while they are used")
     made["status"].add_argument("--json", action="store_true")
-    made["serve"].add_argument("--idle-seconds", type=float, default=300)
     return parser
 
 
@@ -77,7 +76,7 @@ def _show(found: Status, as_json: bool) -> None:
         print(f"sockets: {found.sockets}")
 
 
-def serve(home: Path, idle_seconds: float) -> int:
+def serve(home: Path) -> int:
     """Put the supervisor into the background; returns once it can be asked.
 
     Its first words come through a pipe: nothing once it is ready, or why it is not.
@@ -85,7 +84,7 @@ def serve(home: Path, idle_seconds: float) -> int:
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.close(reader)
-        os._exit(_supervise(home, idle_seconds, writer))
+        os._exit(_supervise(home, writer))
     os.close(writer)
     with os.fdopen(reader, "rb") as words:
         said = words.read().decode()
@@ -96,7 +95,7 @@ def serve(home: Path, idle_seconds: float) -> int:
     return 1
 
 
-def _supervise(home: Path, idle_seconds: float, writer: int) -> int:
+def _supervise(home: Path, writer: int) -> int:
     def say(words: str) -> None:
         os.write(writer, words.replace("\n", " ").encode())
         os.close(writer)
@@ -114,7 +113,7 @@ def _supervise(home: Path, idle_seconds: float, writer: int) -> int:
         os.chdir("/")
         _redirect(home / "embedded.log")
         logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor: %(message)s")
-        Supervisor(home, idle_seconds).run(ready)
+        Supervisor(home).run(ready)
     except EmbeddedError as error:
         logging.error("%s", error)
         if not said:

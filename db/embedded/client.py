@@ -17,6 +17,7 @@ from typing import Any
 from db.embedded.place import (
     DATABASE,
     ROLE,
+    STOPPED,
     VALKEY_SOCKET,
     EmbeddedError,
     Place,
@@ -71,11 +72,18 @@ class Status:
 class _Interest:
     """The open connection by which this process, and what it forks, keeps the servers up."""
 
-    def __init__(self, connection: socket.socket, endpoints: Endpoints, servers: set[str]) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        endpoints: Endpoints,
+        servers: set[str],
+        idle_seconds: float | None,
+    ) -> None:
         # Kept as a bare number: it is never read, and lives until the process ends.
         self.handle = connection.detach()
         self.endpoints = endpoints
         self.servers = servers
+        self.idle_seconds = idle_seconds
         self.pid = os.getpid()
 
     def holds(self) -> bool:
@@ -101,42 +109,53 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def ensure(
-    home: Path, *, database: bool = True, redis: bool = True, idle_seconds: float = 300
+    home: Path, *, database: bool = True, redis: bool = True, idle_seconds: float | None = None
 ) -> Endpoints:
     """The endpoints of a state folder's servers, started first where they do not run.
 
-    They stay up as long as this process or a forked child of it lives, and `idle_seconds` longer.
-    Safe to call at once from any number of processes and threads. Takes well under a millisecond
-    where this process has them already, some milliseconds where they run, and one to three
-    seconds else. Raises `EmbeddedError`.
+    They stay up as long as this process or a forked child of it lives, and `idle_seconds` longer
+    (None: as others asked, else 300). Safe to call at once from any number of processes and
+    threads. Takes well under a millisecond where this process has them already, some milliseconds
+    where they run, and one to three seconds else. Raises `EmbeddedError`.
     """
-    servers = {name for name, asked in (("postgres", database), ("valkey", redis)) if asked}
-    with _lock:
-        known = _interests.get(home)
-        if known is not None and known.pid == os.getpid():
-            if servers <= known.servers and known.holds():
-                return known.endpoints
-            servers |= known.servers
-        found = _ask_for(prepare_home(home), servers, idle_seconds)
-        # An inherited connection is left alone: it was counted for the parent, and a parent that
-        # detached may have closed it and reused its number.
-        if known is not None and known.pid == os.getpid():
-            known.close()
-        _interests[home] = found
-        return found.endpoints
+    return _have(home, _names(database, redis), idle_seconds, unasked=False)
 
 
 def revive(home: Path, *, database: bool = True, redis: bool = True) -> None:
-    """As `ensure`, but servers that were stopped by command stay stopped: `EmbeddedError`."""
+    """For a process that had the servers and cannot connect: returns once they run again.
+
+    It asks the supervisor anew, a millisecond where all is well. Servers that were stopped by
+    command stay stopped: `EmbeddedError`.
+    """
+    _have(home, _names(database, redis), None, unasked=True)
+
+
+def _names(database: bool, redis: bool) -> set[str]:
+    return {name for name, asked in (("postgres", database), ("valkey", redis)) if asked}
+
+
+def _have(home: Path, servers: set[str], idle_seconds: float | None, *, unasked: bool) -> Endpoints:
     with _lock:
         known = _interests.get(home)
-        alive = known is not None and known.pid == os.getpid() and known.holds()
-    if not alive and (home / "stopped").exists():
-        raise EmbeddedError(
-            f"the embedded servers in {home} were stopped by command; the next new command of "
-            "Claimcheck there starts them again."
-        )
-    ensure(home, database=database, redis=redis)
+        if known is not None and known.pid != os.getpid():
+            # Inherited, and left alone: it was counted for the parent, and a parent that detached
+            # may have closed it and reused its number.
+            known = None
+        if known is not None:
+            if not unasked and servers <= known.servers and known.holds():
+                return known.endpoints
+            servers = servers | known.servers
+            idle_seconds = known.idle_seconds if idle_seconds is None else idle_seconds
+        if unasked and (home / STOPPED).exists():
+            raise EmbeddedError(
+                f"the embedded servers in {home} were stopped by command; the next new command of "
+                "Claimcheck there starts them again."
+            )
+        found = _ask_for(prepare_home(home), servers, idle_seconds)
+        if known is not None:
+            known.close()
+        _interests[home] = found
+        return found.endpoints
 
 
 def stop(home: Path, *, force: bool = False) -> bool:
@@ -193,7 +212,7 @@ def remove(home: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
 
 
-def _ask_for(home: Path, servers: set[str], idle_seconds: float) -> _Interest:
+def _ask_for(home: Path, servers: set[str], idle_seconds: float | None) -> _Interest:
     request = {
         "op": "ensure",
         "servers": sorted(servers),
@@ -210,13 +229,13 @@ def _ask_for(home: Path, servers: set[str], idle_seconds: float) -> _Interest:
                     break
                 found = _try_ask(home, request)
                 if found is None:
-                    _start(home, idle_seconds)
+                    _start(home)
                     found = _try_ask(home, request)
             finally:
                 os.close(lock)
         if found is not None:
             connection, sockets = found
-            return _Interest(connection, Endpoints(Path(sockets)), servers)
+            return _Interest(connection, Endpoints(Path(sockets)), servers, idle_seconds)
     raise EmbeddedError(
         f"the embedded servers in {home} end as soon as they start; {home / 'embedded.log'} may "
         "say why"
@@ -245,7 +264,7 @@ def _try_ask(home: Path, request: dict[str, Any]) -> tuple[socket.socket, str] |
     return connection, str(answer["sockets"])
 
 
-def _start(home: Path, idle_seconds: float) -> None:
+def _start(home: Path) -> None:
     """Start the supervisor; returns once it can be asked. Raises `EmbeddedError`."""
     root = Path(__file__).resolve().parents[2]
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -253,7 +272,7 @@ def _start(home: Path, idle_seconds: float) -> None:
     command = [sys.executable, "-P", "-m", "db.embedded", "serve", "--home", str(home)]
     try:
         result = subprocess.run(
-            [*command, "--idle-seconds", str(idle_seconds)],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import pwd
 import re
@@ -23,10 +24,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+logger = logging.getLogger("claimcheck.embedded")
+
 ACCOUNT = "nobody"
 SHARED_FOLDERS = (Path("/var/lib/claimcheck"), Path("/var/tmp/claimcheck"))
 SHORT_FOLDERS = (Path("/tmp"), Path("/var/tmp"))
 RECORD = "place.json"
+OWNER = "home"
+"""A file beside data that lie elsewhere; it names their state folder."""
+STOPPED = "stopped"
+"""Left in the state folder by a stop on command: such servers are not brought back unasked."""
 POSTGRES_SOCKET = ".s.PGSQL.5432"
 VALKEY_SOCKET = "valkey.sock"
 ROLE = "claimcheck"
@@ -251,7 +258,8 @@ def _find_data_folder(home: Path, account: Account | None) -> Path:
         except OSError:
             continue
         if can_enter(account, folder):
-            (folder / "home").write_text(f"{home}\n")
+            _tell_of_leftovers(shared, home)
+            (folder / OWNER).write_text(f"{home}\n")
             return folder
         folder.rmdir()
     raise EmbeddedError(
@@ -259,6 +267,16 @@ def _find_data_folder(home: Path, account: Account | None) -> Path:
         f"{home} nor {' nor '.join(map(str, SHARED_FOLDERS))}. Set CLAIMCHECK_HOME to a folder "
         "that others may pass through, run as an ordinary user, or set DATABASE_URL and REDIS_URL."
     )
+
+
+def _tell_of_leftovers(shared: Path, home: Path) -> None:
+    """A removed state folder leaves its data here. They may be a moved folder's: never deleted."""
+    for owner in shared.glob(f"*/{OWNER}"):
+        if owner.read_text().strip() == str(home):
+            logger.warning(
+                "%s holds data of an earlier state folder in this place; remove it if that is gone",
+                owner.parent,
+            )
 
 
 def _find_base(data: Path, earlier: str | None) -> Path:

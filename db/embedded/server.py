@@ -49,6 +49,10 @@ class Server:
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
+    def listens(self) -> bool:
+        """Whether it runs and its socket takes connections, as a dying process's does not."""
+        return self.running and peer_pid(self.socket_path) is not None
+
     def start(self) -> None:
         """Start and wait until it answers. Raises `EmbeddedError`."""
         handle = open_lock(self.place.data / f"{self.name}.lock")

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from db.embedded.place import EmbeddedError, open_lock, settle, take_lock
+from db.embedded.place import STOPPED, EmbeddedError, open_lock, settle, take_lock
 from db.embedded.postgres import Postgres
 from db.embedded.server import Server
 from db.embedded.valkey import Valkey
@@ -28,9 +28,6 @@ from db.embedded.valkey import Valkey
 logger = logging.getLogger("claimcheck.embedded")
 
 LOCK = "supervisor.lock"
-STOPPED = "stopped"
-"""Left in the state folder by a stop on command: such servers are not brought back unasked."""
-
 _LOCK_SECONDS = 45.0  # longer than an ending supervisor needs to stop its servers
 _LOOK_SECONDS = 15.0
 _REQUEST_SECONDS = 2.0
@@ -42,9 +39,9 @@ _CALM_SECONDS = 60.0
 class Supervisor:
     """Runs until it is stopped; see the module."""
 
-    def __init__(self, home: Path, idle_seconds: float) -> None:
+    def __init__(self, home: Path) -> None:
         self.home = home
-        self.idle_seconds = idle_seconds
+        self.idle_seconds = 300.0
         self.clients: dict[socket.socket, int] = {}
         self.servers: dict[str, Server] = {}
         self.wanted: set[str] = set()
@@ -191,10 +188,11 @@ class Supervisor:
         return {"error": "unknown request"}, False
 
     def _ensure(self, request: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-        self.idle_seconds = float(request["idle_seconds"])
+        if request["idle_seconds"] is not None:
+            self.idle_seconds = float(request["idle_seconds"])
         try:
             for name in request["servers"]:
-                if not self.servers[name].running:
+                if not self.servers[name].listens():
                     self._start(name)
                 self.wanted.add(name)
         except EmbeddedError as error:

@@ -366,6 +366,18 @@ def test_a_killed_server_is_started_again(home: Path, name: str) -> None:
 
 
 @needs_linux
+def test_revive_waits_for_a_server_that_is_coming_back(home: Path) -> None:
+    found = embedded.ensure(home, idle_seconds=77)
+    for pid in (peer_pid(found.sockets / ".s.PGSQL.5432"), supervisor_pid(home)):
+        assert pid
+        os.kill(pid, signal.SIGKILL)
+        wait_for("it is dead", lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
+        embedded.revive(home)
+        assert query(found.database_conninfo, "select 1") == 1
+    assert embedded.status(home).idle_seconds == 77
+
+
+@needs_linux
 @pytest.mark.parametrize("with_socket", [True, False])
 def test_an_orphan_is_stopped_cleanly_before_the_next_start(
     home: Path, monkeypatch: pytest.MonkeyPatch, with_socket: bool
@@ -434,7 +446,7 @@ def test_a_held_lock_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with (home / "supervisor.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(embedded.EmbeddedError, match="another container"):
-            Supervisor(home, 300).run(lambda: None)
+            Supervisor(home).run(lambda: None)
 
 
 # --- places and accounts ----------------------------------------------------------------------
@@ -504,6 +516,13 @@ def test_out_of_reach_data_go_elsewhere_and_no_parent_changes_its_mode(folder: P
         copy = closed / "copy"
         shutil.copytree(home, copy, ignore=shutil.ignore_patterns("control", "sockets"))
         assert embedded.ensure(copy) == found
+        # A folder that was removed by hand leaves its data, and the next one is told of them.
+        embedded.stop(home, force=True)
+        shutil.rmtree(home)
+        with_news = embedded.ensure(home)
+        assert with_news != found
+        assert f"{data.parent} holds data of an earlier" in (home / "embedded.log").read_text()
+        embedded.remove(copy)
     finally:
         embedded.remove(home)
     assert not data.parent.exists()
