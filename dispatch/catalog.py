@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from datetime import datetime
+from typing import TypeVar
 from uuid import UUID
 
 from sqlalchemy import Select, func, select
@@ -164,9 +165,10 @@ def lock_runs(session: Session, job_ids: Collection[UUID]) -> None:
     ).all()
 
 
-def now(session: Session) -> Any:
+def now(session: Session) -> datetime:
     """The database's time at this moment, not at the transaction's start."""
-    return session.execute(select(func.clock_timestamp())).scalar_one()
+    moment: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    return moment
 
 
 def notify_work(session: Session, names: Iterable[str]) -> None:

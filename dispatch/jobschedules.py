@@ -16,20 +16,20 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.models import Job, JobSchedule
-from dispatch import audit, catalog
+from dispatch import audit, catalog, schedules
 from dispatch.changes import Change, Difference, differences
 from dispatch.documents import DefinitionError, Report
 from dispatch.durations import format_duration
 from dispatch.errors import NameTaken
-from dispatch.firetimes import Cron, Every, FireTimes
+from dispatch.firetimes import FireTimes
 from dispatch.scheduledefinition import ScheduleDefinition, parse_schedule
+from dispatch.schedules import ScheduleReconciler
 
 
 def fire_times(stored: JobSchedule) -> FireTimes:
-    """The slots of a stored schedule."""
-    if stored.every_seconds is not None:
-        return Every(stored.every_seconds, stored.anchor_at)
-    return Cron(stored.cron or "", stored.timezone or "")
+    """The slots of a stored schedule. Raises a ValueError that says what is wrong with it."""
+    columns = ("cron", "timezone", "every_seconds", "anchor_at")
+    return schedules.fire_times({name: getattr(stored, name) for name in columns})
 
 
 def of_job(session: Session, job_id: UUID) -> list[JobSchedule]:
@@ -213,8 +213,10 @@ def _remove(session: Session, job: Job, stored: JobSchedule, change: Change, act
 
 
 def _settled(session: Session, stored: JobSchedule) -> datetime:
-    """The moment of a change, by which all that was due has been settled."""
-    return catalog.now(session)
+    """Settle all that is due until the moment of the change, which is returned (R-D2)."""
+    moment = ScheduleReconciler().settle_before_change(session, stored.id)
+    session.refresh(stored)
+    return moment
 
 
 def _restart(stored: JobSchedule, moment: datetime) -> None:

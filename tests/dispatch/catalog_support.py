@@ -93,13 +93,12 @@ def rows(database: str, configure: Callable[..., Any]) -> Iterator[Callable[...,
     """``rows(sql, ...)`` on a connection of its own to the control database."""
     configure(DATABASE_URL=database, REDIS_URL="redis://127.0.0.1:1/0")
     with psycopg.connect(database, autocommit=True, row_factory=dict_row) as connection:
-        yield (
-            lambda query, *values: (
-                found.fetchall()
-                if (found := connection.execute(query, values)).description is not None
-                else []
-            )
-        )
+
+        def run(query: str, *values: Any) -> list[Any]:
+            found = connection.execute(query, values)  # type: ignore[call-overload]
+            return [] if found.description is None else found.fetchall()
+
+        yield run
     sessions.dispose()
 
 

@@ -86,12 +86,13 @@ def test_the_row_for_none_is_hidden(rows) -> None:
 @pytest.mark.parametrize(
     ("close", "reopen"),
     [
-        ((jobs.set_switch, "orders", "enabled", False), (jobs.set_switch, "orders", "enabled", True)),
-        ((jobs.set_switch, "orders", "paused", True), (jobs.set_switch, "orders", "paused", False)),
-        ((jobs.set_switch, "orders", "source_enabled", False),
-         (jobs.set_switch, "orders", "source_enabled", True)),
-        ((jobs.set_switch, "orders", "sink_enabled", False),
-         (jobs.set_switch, "orders", "sink_enabled", True)),
+        *(
+            (
+                (jobs.set_switch, "orders", switch, switch == "paused"),
+                (jobs.set_switch, "orders", switch, switch != "paused"),
+            )
+            for switch in ("enabled", "paused", "source_enabled", "sink_enabled")
+        ),
         ((datasources.set_enabled, "shop", False), (datasources.set_enabled, "shop", True)),
         ((jobs.edit, CONNECTORS, "orders", {"concurrency": None}), None),
     ],
@@ -125,8 +126,10 @@ def test_a_raised_limit_frees_all_jobs_of_the_key__R_D7(rows, heard) -> None:
 
 def test_a_switch_covers_the_child_jobs(rows) -> None:
     apply(FILE)
-    rows("insert into job (name, handler, parent_job_id, source_id) "
-         "select 'orders/public.a', handler, id, source_id from job where name = 'orders'")  # fmt: skip
+    rows(
+        "insert into job (name, handler, parent_job_id, source_id) "
+        "select 'orders/public.a', handler, id, source_id from job where name = 'orders'"
+    )
     edit(jobs.set_switch, "orders", "enabled", False)
     assert rows("select name from job where not enabled order by name") == [
         {"name": "orders"}, {"name": "orders/public.a"},
@@ -199,8 +202,10 @@ def test_an_edited_schedule_fires_next_after_the_edit__R_D2(rows, heard) -> None
     heard()
     text = FILE.replace('"*/15 * * * *"', '"0 3 * * *"')
     assert summary(apply(text)) == ["edit schedule orders/orders-1"]
-    found = rows("select name, next_fire_at - clock_timestamp() < interval '2 days' as soon, "
-                 "next_fire_at > clock_timestamp() as later from job_schedule order by name")  # fmt: skip
+    found = rows(
+        "select name, next_fire_at - clock_timestamp() < interval '2 days' as soon, "
+        "next_fire_at > clock_timestamp() as later from job_schedule order by name"
+    )
     assert found == [
         {"name": "often", "soon": False, "later": True},
         {"name": "orders-1", "soon": True, "later": True},
@@ -248,6 +253,26 @@ def test_schedules_are_named_by_position_or_by_hand(rows) -> None:
         edit(jobschedules.remove, "report1")
     with pytest.raises(DefinitionError, match="lacks timezone"):
         edit(jobschedules.add, "report", {"cron": "@daily"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: apply(FILE.replace("every: 15m", "every: 20m")),
+        lambda: edit(jobschedules.set_enabled, "often", False),
+        lambda: edit(jobschedules.remove, "often"),
+        lambda: apply(FILE.replace("      - {every: 15m, name: often}\n", "")),
+    ],
+)
+def test_a_slot_due_before_a_change_fires_once__R_D2(rows, change: Callable[[], Any]) -> None:
+    apply(FILE)
+    rows(
+        "update job_schedule set anchor_at = clock_timestamp() - interval '900.5 seconds', "
+        "next_fire_at = clock_timestamp() - interval '0.5 seconds' where name = 'often'"
+    )
+    change()
+    assert len(rows("select from job_run where job_name = 'orders' and status = 'PENDING'")) == 1
+    assert rows("select from job_schedule where next_fire_at <= clock_timestamp()") == []
 
 
 # Locks
