@@ -1,0 +1,143 @@
+-- name: look
+-- The next obligations of what is stored, in one read (R-D3): of each part the seconds from now,
+-- negative where it is overdue. Parts and scope are chosen by the caller (R-D6).
+--   schedule   the next fire of a schedule, or the end of its back-off
+--   lease      the next lease to expire, but for runs whose recovery is set aside (R-D9)
+--   retention  the first finished run to outlive its retention
+--   offer      one row for each queue, job and number of offers that has waiting runs of a job that
+--              may run, with how many of them may start now
+-- `waiting` steps through job_run_offer_due from one such triple to the next, so the cost grows with
+-- the triples and not with the runs; a disabled or paused job costs one step (R-C3, R-D7). Behind a
+-- full slot only a time to come counts, since the transition that frees the slot offers the rest
+-- (R-D7); so it is for a job that runs one at a time while a wake-up of it is under way.
+with recursive waiting (queue, job_id, level) as (
+  select first.queue, first.job_id, first.level
+  from (
+    select r.queue, r.job_id, least(r.offer_count, 14) as level
+    from job_run r
+    where r.status = 'PENDING' and %(offers)s::boolean
+      and r.queue >= coalesce(%(queue)s::text, '')
+    order by r.queue, r.job_id, least(r.offer_count, 14)
+    limit 1
+  ) first
+  where first.queue = coalesce(%(queue)s::text, first.queue)
+  union all
+  select next.queue, next.job_id, next.level
+  from waiting cross join lateral (
+    select r.queue, r.job_id, least(r.offer_count, 14) as level
+    from job_run r
+    where r.status = 'PENDING' and (r.queue, r.job_id, least(r.offer_count, 14))
+      > (waiting.queue, waiting.job_id, waiting.level)
+    order by r.queue, r.job_id, least(r.offer_count, 14)
+    limit 1
+  ) next
+  where next.queue = coalesce(%(queue)s::text, next.queue)
+), open_job as materialized (
+  select j.id, j.name, j.overlap <> 'allow' as one_at_a_time, greatest(0, least(
+    case when j.overlap = 'allow' then 1000000
+         when exists (select from job_run x where x.job_id = j.id
+           and x.status in ('RUNNING', 'CANCEL_REQUESTED')) then 0
+         else 1 end,
+    case when k.key is not null then k.max - (select count(*) from job_run x
+      where x.slot_key = k.key and x.status in ('RUNNING', 'CANCEL_REQUESTED')) end)) as room
+  from job j
+  left join datasource s on s.id = j.source_id
+  left join datasource t on t.id = j.sink_id
+  left join concurrency_key k on k.key = j.concurrency_key
+  where j.id = any(array(select waiting.job_id from waiting))
+    and j.name = coalesce(%(job)s::text, j.name)
+    and j.enabled and not j.paused and j.source_enabled and j.sink_enabled
+    and coalesce(s.enabled, true) and coalesce(t.enabled, true)
+), offer as materialized (
+  select waiting.queue, open_job.id as job_id, open_job.name as job, waiting.level,
+    case when open_job.one_at_a_time and waiting.level = 0 and exists (
+           select from waiting w where w.job_id = open_job.id and w.level > 0) then 0
+         else open_job.room end as room,
+    extract(epoch from first.since - clock_timestamp())::float8 + case waiting.level when 0 then 0
+      else least(%(grace_cap)s::float8, %(grace)s::float8 * 2 ^ (waiting.level - 1)) end as seconds
+  from waiting
+  join open_job on open_job.id = waiting.job_id
+  cross join lateral (
+    select coalesce(r.offered_at, r.available_at) as since
+    from job_run r
+    where r.status = 'PENDING' and r.queue = waiting.queue and r.job_id = waiting.job_id
+      and least(r.offer_count, 14) = waiting.level
+    order by coalesce(r.offered_at, r.available_at)
+    limit 1
+  ) first
+)
+select 'schedule' as part, null as queue, null::uuid as job_id, null as job, 0 as level,
+  0::bigint as room, extract(epoch from due.at - clock_timestamp())::float8 as seconds
+from (
+  select greatest(s.next_fire_at, s.retry_at) as at
+  from job_schedule s
+  where s.next_fire_at is not null and %(schedules)s::boolean
+    and (%(job)s::text is null or s.job_id = (select id from job where name = %(job)s::text))
+  order by greatest(s.next_fire_at, s.retry_at)
+  limit 1
+) due
+union all
+select 'lease', null, null, null, 0, 0, extract(epoch from due.at - clock_timestamp())::float8
+from (
+  select r.lease_until as at
+  from job_run r
+  where r.status in ('RUNNING', 'CANCEL_REQUESTED') and %(leases)s::boolean
+    and r.id <> all(%(set_aside)s::uuid[])
+  order by r.lease_until
+  limit 1
+) due
+union all
+select 'retention', null, null, null, 0, 0,
+  extract(epoch from due.at - clock_timestamp())::float8 + %(retention)s::float8
+from (
+  select r.finished_at as at
+  from job_run r
+  where r.finished_at is not null and %(retention)s::float8 > 0
+  order by r.finished_at
+  limit 1
+) due
+union all
+select 'offer', offer.queue, offer.job_id, offer.job, offer.level, offer.room, offer.seconds
+from offer where offer.room > 0 or (offer.level = 0 and offer.seconds > 0);
+
+-- name: mark_offered
+-- Mark the runs that are to be offered now, and hand them back for publishing: of one queue, from
+-- the given jobs and numbers of offers, the first in the order of claims (R-C3), at most as many as
+-- the queue has room for (R-D5). Runs that someone holds locked are on their way already.
+with candidate as materialized (
+  select due.id
+  from unnest(%(jobs)s::uuid[], %(levels)s::integer[], %(rooms)s::bigint[])
+    as triple (job_id, level, room)
+  cross join lateral (
+    select r.id, r.priority, r.available_at, r.created_at
+    from job_run r
+    where r.status = 'PENDING' and r.queue = %(queue)s::text and r.job_id = triple.job_id
+      and least(r.offer_count, 14) = triple.level
+      and coalesce(r.offered_at, r.available_at) <= statement_timestamp() - make_interval(secs =>
+        case when triple.level = 0 or %(regardless)s::boolean then 0
+        else least(%(grace_cap)s::float8, %(grace)s::float8 * 2 ^ (triple.level - 1)) end)
+      and r.available_at <= statement_timestamp()
+    order by coalesce(r.offered_at, r.available_at)
+    limit least(triple.room, %(room)s::bigint)
+  ) due
+  order by due.priority desc, due.available_at, due.created_at, due.id
+  limit %(room)s::bigint
+), locked as materialized (
+  select r.id
+  from job_run r
+  where r.id = any(array(select candidate.id from candidate))
+    and r.lease_token is null and r.finished_at is null
+  for no key update of r skip locked
+)
+update job_run u
+set offered_at = clock_timestamp(), offer_count = u.offer_count + 1
+where u.id = any(array(select locked.id from locked))
+returning u.id, u.queue, u.priority, u.available_at, u.created_at;
+
+-- name: unmark_offered
+-- The broker took none of these: the attempt does not count, so that the grace does not grow while
+-- the broker is away.
+update job_run
+set offer_count = offer_count - 1, offered_at = case when offer_count > 1 then offered_at end
+where id = any(%(run_ids)s::uuid[]) and lease_token is null and finished_at is null
+  and offer_count > 0;

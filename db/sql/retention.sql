@@ -1,0 +1,57 @@
+-- name: forget_runs
+-- Remove one batch of lineages that ended longer ago than their retention, with all that hangs on
+-- them (R-S3). A lineage goes as a whole, so that each of its ids resolves as long as one is kept.
+with old as materialized (
+  select r.id, r.root_run_id
+  from job_run r
+  where r.finished_at < statement_timestamp() - make_interval(secs => %(seconds)s::float8)
+  order by r.finished_at
+  limit %(batch)s::integer
+), ended as materialized (
+  select old.id from old
+  where not exists (
+    select from job_run x where x.root_run_id = old.root_run_id and (x.finished_at is null
+      or x.finished_at >= statement_timestamp() - make_interval(secs => %(seconds)s::float8)))
+), forgotten as (
+  delete from job_run where id = any(array(select ended.id from ended))
+  returning id
+), unaudited as (
+  delete from audit_event where run_id = any(array(select forgotten.id from forgotten))
+  returning id
+)
+select (select count(*) from forgotten) as removed, (select count(*) from unaudited) as records;
+
+-- name: forget_slots
+-- Remove one batch of slots that lie longer ago than the retention of runs.
+with old as materialized (
+  select slot.schedule_id, slot.fire_at
+  from job_schedule
+  cross join lateral (
+    select x.schedule_id, x.fire_at from schedule_slot x
+    where x.schedule_id = job_schedule.id
+      and x.fire_at < statement_timestamp() - make_interval(secs => %(seconds)s::float8)
+    order by x.fire_at
+    limit %(batch)s::integer
+  ) slot
+  limit %(batch)s::integer
+), forgotten as (
+  delete from schedule_slot x using old
+  where x.schedule_id = old.schedule_id and x.fire_at = old.fire_at
+  returning x.fire_at
+)
+select count(*) as removed from forgotten;
+
+-- name: forget_keys
+-- Remove one batch of idempotency keys that are honoured no more (R-T5).
+with old as materialized (
+  select k.job_id, k.key from trigger_key k
+  where k.expires_at < statement_timestamp()
+  order by k.expires_at
+  limit %(batch)s::integer
+  for update skip locked
+), forgotten as (
+  delete from trigger_key k using old
+  where k.job_id = old.job_id and k.key = old.key
+  returning k.key
+)
+select count(*) as removed from forgotten;

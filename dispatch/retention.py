@@ -1,0 +1,56 @@
+"""Forgetting: finished runs, their logs and records, settled slots and expired keys (R-S3)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from db import settings, statements
+
+BATCH = 200
+"""How many rows one statement removes: short transactions, so that nothing waits for them."""
+LONGEST_SECONDS = 0.05
+"""How long the beat goes on with it before it turns to its other duties."""
+
+_SQL = statements.load("retention")
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """How many runs were removed, and whether ``more`` rows have outlived their retention."""
+
+    runs: int
+    more: bool
+
+
+def prune(
+    connection: psycopg.Connection[Any],
+    *,
+    days: float | None = None,
+    longest_seconds: float | None = LONGEST_SECONDS,
+    batch: int = BATCH,
+) -> Forgotten:
+    """Remove what has outlived its retention, in small batches.
+
+    ``days`` counts from a run's end by the database's clock; None takes CLAIMCHECK_RETENTION_DAYS,
+    and 0 keeps all runs. Begins no batch after ``longest_seconds`` (monotonic; None goes on to the
+    end): the next call goes on. ``connection`` is in autocommit mode. Raises psycopg.Error.
+    """
+    seconds = (settings.settings().retention_days if days is None else days) * 86_400
+    asked = {"seconds": seconds, "batch": batch}
+    until = None if longest_seconds is None else time.monotonic() + longest_seconds
+    runs = 0
+    for name in ("forget_runs", "forget_slots", "forget_keys"):
+        if not seconds and name != "forget_keys":
+            continue
+        removed = batch
+        while removed:
+            if until is not None and time.monotonic() >= until:
+                return Forgotten(runs, True)
+            found = statements.row(connection, _SQL[name], asked)
+            removed = 0 if found is None else found["removed"]
+            runs += removed if name == "forget_runs" else 0
+    return Forgotten(runs, False)
