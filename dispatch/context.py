@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +93,14 @@ class Progress:
     phase: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ChildJob:
+    """One child of a job over many tables: its name (``JOB/schema.table``) and whole definition."""
+
+    name: str
+    definition: Mapping[str, Any]
+
+
 class RunContext:
     """The run as its handler sees it. Thread-safe: the heartbeat thread reads and stops it."""
 
@@ -111,6 +119,7 @@ class RunContext:
         sink: BoundDatasource | None = None,
         watermark: str | None = None,
         log: logging.Logger | None = None,
+        spawn: Callable[[Sequence[ChildJob]], Any] | None = None,
     ) -> None:
         self.id = id
         self.root_run_id = root_run_id
@@ -124,6 +133,7 @@ class RunContext:
         self.sink = sink
         self.watermark = watermark
         self.log = log or logging.getLogger(f"claimcheck.run.{id}")
+        self._spawn = spawn
         self._lock = threading.Lock()
         self._progress = Progress()
         self._progress_changed = threading.Event()
@@ -176,6 +186,16 @@ class RunContext:
         finally:
             with self._lock:
                 self._stoppers.pop(key, None)
+
+    def spawn(self, children: Sequence[ChildJob]) -> None:
+        """Store or update each child job and enqueue a run of each with this run as its parent.
+
+        Returns when they are durable, and does not wait for their end. Raises HandlerFailure where
+        the worker gave this run no way to have children.
+        """
+        if self._spawn is None:
+            raise HandlerFailure("this run cannot have child jobs", permanent=True)
+        self._spawn(children)
 
     def sink_indeterminate(self, warning: str | None) -> None:
         """State that the sink may be left between two contents from here on (None: no longer).

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from dispatch.context import RunContext
 from tasks.replicate.connector import Batch
 
 REPORT_SECONDS = 0.1
 NAP_SECONDS = 0.1
+BURST_SECONDS = 0.25
+
+
+class Throttle:
+    """A limit of bytes a second (None: no limit). Time is monotonic; the limit may change."""
+
+    def __init__(self, limit: float | None, check: Callable[[], None]) -> None:
+        self.limit = limit
+        self._check = check
+        self._free_at = time.monotonic()
+
+    def spend(self, size: int) -> None:
+        """Wait until ``size`` more bytes are within the limit; ``check`` may raise meanwhile."""
+        if self.limit is None:
+            return
+        now = time.monotonic()
+        self._free_at = max(self._free_at, now - BURST_SECONDS) + size / self.limit
+        while now < self._free_at:
+            time.sleep(min(NAP_SECONDS, self._free_at - now))
+            self._check()
+            now = time.monotonic()
 
 
 class Meter:
-    """One run's flow, over all its parts. Time is monotonic."""
+    """One run's flow, over all its parts."""
 
     def __init__(self, context: RunContext, total: int | None, *, bandwidth: int | None) -> None:
         self._context = context
         self._total = total
-        self._bandwidth = bandwidth
-        self._started = time.monotonic()
+        self._throttle = Throttle(bandwidth, context.check_cancelled)
         self._reported = 0.0
         self.rows = 0
         self.bytes = 0
@@ -29,26 +49,17 @@ class Meter:
         """The same batches, counted and held to the limit; raises RunStopped when asked to stop."""
         for batch in batches:
             self.add(batch.rows, batch.size)
+            self._throttle.spend(batch.size)
             yield batch
 
     def add(self, rows: int, size: int) -> None:
-        """Count a batch, report now and then, and wait where the limit asks for it."""
+        """Count, and report now and then."""
         self.rows += rows
         self.bytes += size
         now = time.monotonic()
         if now - self._reported >= REPORT_SECONDS:
             self.report("reading")
             self._reported = now
-        if self._bandwidth is not None:
-            self._hold(now)
-
-    def _hold(self, now: float) -> None:
-        assert self._bandwidth is not None
-        due = self._started + self.bytes / self._bandwidth
-        while now < due:
-            time.sleep(min(NAP_SECONDS, due - now))
-            self._context.check_cancelled()
-            now = time.monotonic()
 
     def report(self, phase: str) -> None:
         """Report rows and bytes so far; the total is the source's estimate."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from dispatch.context import HandlerFailure, Outcome, RunContext, RunStopped
 from tasks.replicate import checksum, planner, registry
+from tasks.replicate import parts as processes
 from tasks.replicate.connector import (
     Bound,
     CommitUnknown,
@@ -202,10 +203,16 @@ class Replication:
         with self._transaction(sink, load):
             sink.truncate(load)
             self.context.sink_indeterminate(EMPTIED)
+        parts = self._parts(source, request)
         last = replace(load, step=1)
-        with self._transaction(sink, last):
-            self._transfer(source, sink, request, last, staging=False)
-            self._verify(source, sink, request, last)
+        if len(parts) > 1:
+            # Each part commits for itself, behind the fence.
+            self._transfer(source, sink, request, load, parts, staging=False)
+            self._verify(source, sink, request, load)
+        else:
+            with self._transaction(sink, last):
+                self._transfer(source, sink, request, last, parts, staging=False)
+                self._verify(source, sink, request, last)
         self.context.sink_indeterminate(None)
         self._finish(sink, load)
         return Counts(inserted=self._written)
@@ -215,7 +222,8 @@ class Replication:
         self.context.check_cancelled()
         sink.stage(load)
         try:
-            self._transfer(source, sink, request, load, staging=True)
+            parts = self._parts(source, request)
+            self._transfer(source, sink, request, load, parts, staging=True)
             with self._transaction(sink, load):
                 self.meter.report("publishing")
                 counts = sink.publish(load)
@@ -249,19 +257,49 @@ class Replication:
         if not sink.settle(load):
             raise SinkError("the sink broke while it committed, and nothing of it remained")
 
-    def _transfer(
-        self, source: Source, sink: Sink, request: ReadRequest, load: Load, *, staging: bool
-    ) -> None:
-        parts = source.split(request, self.spec.parallelism) if self.spec.parallelism > 1 else []
-        if len(parts) > 1:
-            from tasks.replicate import parts as processes
+    def _parts(self, source: Source, request: ReadRequest) -> list[Part]:
+        if self.spec.parallelism == 1:
+            return [Part(0)]
+        return source.split(request, self.spec.parallelism)
 
-            raise NotImplementedError(processes)
-        part = parts[0] if parts else Part(0)
-        batches = self.meter.through(source.read(request, part, load.lane))
-        self._written += sink.write(load, guarded(batches, load.columns), staging=staging)
+    def _transfer(
+        self,
+        source: Source,
+        sink: Sink,
+        request: ReadRequest,
+        load: Load,
+        parts: list[Part],
+        *,
+        staging: bool,
+    ) -> None:
+        if len(parts) > 1:
+            self._written += self._in_processes(request, parts, load, staging=staging)
+        else:
+            batches = self.meter.through(source.read(request, parts[0], load.lane))
+            batches = guarded(batches, load.columns)
+            self._written += sink.write(load, batches, staging=staging)
         self._read = self.meter.rows
         self.meter.report("reading")
+
+    def _in_processes(
+        self, request: ReadRequest, parts: list[Part], load: Load, *, staging: bool
+    ) -> int:
+        ends = processes.Ends(
+            (self._source_connector.name, self._sink_connector.name),
+            self._source_config,
+            self._sink_config,
+            self._name,
+        )
+        return processes.transfer(
+            self.context,
+            self.meter,
+            ends,
+            request,
+            parts,
+            load,
+            staging=staging,
+            bandwidth=self.spec.bandwidth,
+        )
 
     # Afterwards
 

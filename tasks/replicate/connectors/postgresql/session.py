@@ -108,7 +108,7 @@ def identifier(parts: Sequence[str]) -> sql.Identifier:
 
 def raw(text: str) -> sql.SQL:
     """SQL that the user or this package's own tables wrote, as it stands."""
-    return sql.SQL(text)  # type: ignore[arg-type]
+    return sql.SQL(text)
 
 
 def comma(parts: Sequence[sql.Composable]) -> sql.Composed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import psycopg
@@ -22,15 +23,17 @@ FEWEST_PAGES = 16
 
 _RANGE = sql.SQL("ctid >= {}::tid and ctid < {}::tid")
 _OPEN_RANGE = sql.SQL("ctid >= {}::tid")
-_HASH = sql.SQL("({hash} & 2147483647) %% {parts} = {number}")
+_HASH = sql.SQL("({hash} & 2147483647) % {parts} = {number}")
 
 
 def split(connection: psycopg.Connection[Any], request: ReadRequest, parts: int) -> list[Part]:
     """Ranges of pages for a plain heap table; a hash of the row's key otherwise."""
     row = connection.execute(_EXPORT).fetchone()
     snapshot = row[0] if row else None
-    conditions = _by_page(connection, request, parts) or _by_key(connection, request, parts)
+    conditions = _by_page(connection, request, parts)
     if conditions is None:
+        conditions = _by_key(connection, request, parts)
+    if not conditions:
         return [Part(0, {"snapshot": snapshot})]
     return [
         Part(number, {"snapshot": snapshot, "condition": condition.as_string(connection)})
@@ -57,13 +60,13 @@ def _by_page(
     share = -(-pages // parts)
     starts = [number * share for number in range(parts) if number * share < pages]
     tids = [sql.Literal(f"({start},0)") for start in starts]
-    closed = [_RANGE.format(low, high) for low, high in zip(tids, tids[1:], strict=False)]
+    closed = [_RANGE.format(low, high) for low, high in itertools.pairwise(tids)]
     return [*closed, _OPEN_RANGE.format(tids[-1])]
 
 
 def _by_key(
     connection: psycopg.Connection[Any], request: ReadRequest, parts: int
-) -> list[sql.Composed] | None:
+) -> list[sql.Composed]:
     """A hash of the table's key, or of the query's first columns; each connection reads all."""
     if request.table is not None:
         found = catalog.find(connection, request.table)

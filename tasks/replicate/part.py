@@ -1,0 +1,73 @@
+"""The work of one part: read its share, write it, and commit it where it goes to the target."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from tasks.replicate import registry
+from tasks.replicate.connector import Batch, CommitUnknown, End, Load, Part, ReadRequest, SinkError
+from tasks.replicate.guards import guarded
+from tasks.replicate.meter import REPORT_SECONDS, Throttle
+
+
+class Work:
+    """A part's task, from :func:`tasks.replicate.parts.transfer`."""
+
+    def __init__(self, task: dict[str, Any], report: Callable[..., None]) -> None:
+        self._task = task
+        self._report = report
+        self._ends: list[End] = []
+        self._rows = self._bytes = 0
+        self._reported = time.monotonic()
+        self.throttle = Throttle(task["bandwidth"], lambda: None)
+
+    def stop(self) -> None:
+        """From another thread: break what the ends do."""
+        for end in list(self._ends):
+            with contextlib.suppress(Exception):
+                end.stop()
+
+    def run(self) -> None:
+        """Raises HandlerFailure."""
+        task = self._task
+        request: ReadRequest = task["request"]
+        part: Part = task["part"]
+        load: Load = task["load"]
+        name = task["name"]
+        with registry.get(task["connectors"][0]).source(task["source"], name=name) as source:
+            self._ends.append(source)
+            with registry.get(task["connectors"][1]).sink(task["sink"], name=name) as sink:
+                self._ends.append(sink)
+                source.join(part)
+                batches = self._counted(source.read(request, part, load.lane))
+                batches = guarded(batches, load.columns)
+                if task["staging"]:
+                    written = sink.write(load, batches, staging=True)
+                else:
+                    sink.begin(load)
+                    try:
+                        written = sink.write(load, batches, staging=False)
+                    except BaseException:
+                        sink.rollback()
+                        raise
+                    try:
+                        sink.commit()
+                    except CommitUnknown:
+                        if not sink.settle(load):
+                            raise SinkError("the sink broke while a part committed") from None
+        self._report(rows=self._rows, bytes=self._bytes, written=written)
+
+    def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self._rows += batch.rows
+            self._bytes += batch.size
+            now = time.monotonic()
+            if now - self._reported >= REPORT_SECONDS:
+                self._report(rows=self._rows, bytes=self._bytes)
+                self._rows = self._bytes = 0
+                self._reported = now
+            self.throttle.spend(batch.size)
+            yield batch

@@ -1,0 +1,72 @@
+"""One part of a parallel run, in a process of its own: rows in Python keep one core busy each.
+
+Started by :mod:`tasks.replicate.parts` as a script. Its task, credentials included, comes over
+standard input; it reports on standard output in JSON lines and never logs. When standard input
+ends, because the run was stopped or its worker died, both ends are stopped and the process exits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+def _bare_packages() -> None:
+    """Let ``tasks.replicate`` be imported without ``tasks/__init__``, which builds the Celery app
+    and reads its settings: a part needs neither."""
+    here = Path(__file__).resolve().parent
+    package = types.ModuleType("tasks")
+    package.__path__ = [str(here.parent)]
+    sys.modules["tasks"] = package
+
+
+def main(inward: BinaryIO, outward: BinaryIO) -> int:
+    """Carry out the part whose task stands in ``inward``; returns the exit status."""
+    sys.path[:] = json.loads(inward.readline())
+    _bare_packages()
+    task: dict[str, Any] = pickle.load(inward)
+    from dispatch.context import HandlerFailure
+    from tasks.replicate.part import Work
+
+    lock = threading.Lock()
+
+    def report(**message: Any) -> None:
+        with lock:
+            outward.write(json.dumps(message).encode() + b"\n")
+            outward.flush()
+
+    work = Work(task, report)
+
+    def listen() -> None:
+        for line in inward:
+            work.throttle.limit = json.loads(line)["bandwidth"]
+        work.stop()
+        # What does not end by itself ends with the process; its sessions are told already.
+        time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        work.run()
+    except HandlerFailure as error:
+        report(error=str(error), code=error.code, permanent=error.permanent)
+        return 1
+    except BaseException as error:
+        report(
+            error=f"a part failed: {type(error).__name__}", code="handler_error", permanent=False
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(sys.stdin.buffer, sys.stdout.buffer)
+    sys.stdout.flush()
+    os._exit(status)

@@ -1,0 +1,174 @@
+"""A parallel run's processes: one for each part, none outlives the run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dispatch.context import HandlerFailure, RunContext
+from tasks.replicate.connector import Load, Part, ReadRequest
+from tasks.replicate.meter import Meter
+
+SCRIPT = Path(__file__).with_name("part_process.py")
+END_SECONDS = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How a part opens its own two ends; the configurations hold credentials."""
+
+    connectors: tuple[str, str]
+    source: Mapping[str, Any]
+    sink: Mapping[str, Any]
+    name: str
+
+    def __repr__(self) -> str:
+        return f"Ends({self.connectors})"
+
+
+def transfer(
+    context: RunContext,
+    meter: Meter,
+    ends: Ends,
+    request: ReadRequest,
+    parts: Sequence[Part],
+    load: Load,
+    *,
+    staging: bool,
+    bandwidth: int | None,
+) -> int:
+    """Move all parts at once and return the rows written; the first failure ends them all.
+
+    Raises HandlerFailure, or RunStopped within a second of the stop.
+    """
+    messages: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
+    team = [
+        _Process(number, _task(ends, request, part, load, staging, bandwidth, len(parts)), messages)
+        for number, part in enumerate(parts)
+    ]
+
+    def wake() -> None:
+        messages.put((-1, None))
+
+    running = set(range(len(team)))
+    written = 0
+    try:
+        with context.stopping(wake):
+            for process in team:
+                process.start()
+            while running:
+                number, message = messages.get()
+                context.check_cancelled()
+                if message is None:
+                    if number in running:
+                        raise HandlerFailure(f"the process of part {number} died")
+                    continue
+                if "error" in message:
+                    raise _failure(message)
+                meter.add(message["rows"], message["bytes"])
+                if "written" in message:
+                    written += message["written"]
+                    running.discard(number)
+                    if bandwidth is not None and running:
+                        # The limit is one total: who is left shares all of it.
+                        for other in running:
+                            team[other].tell({"bandwidth": bandwidth / len(running)})
+    finally:
+        for process in team:
+            process.let_go()
+        for process in team:
+            process.end()
+    return written
+
+
+def _task(
+    ends: Ends,
+    request: ReadRequest,
+    part: Part,
+    load: Load,
+    staging: bool,
+    bandwidth: int | None,
+    parts: int,
+) -> dict[str, Any]:
+    return {
+        "connectors": ends.connectors,
+        "source": dict(ends.source),
+        "sink": dict(ends.sink),
+        "name": ends.name,
+        "request": request,
+        "part": part,
+        "load": load if staging else replace(load, step=part.number + 1),
+        "staging": staging,
+        "bandwidth": None if bandwidth is None else bandwidth / parts,
+    }
+
+
+def _failure(message: dict[str, Any]) -> HandlerFailure:
+    return HandlerFailure(message["error"], code=message["code"], permanent=message["permanent"])
+
+
+class _Process:
+    """One part's process and the thread that reads its reports."""
+
+    def __init__(self, number: int, task: dict[str, Any], messages: Any) -> None:
+        self._number = number
+        self._task = task
+        self._put: Callable[[Any], None] = messages.put
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        # A session of its own: a signal to the worker's process group must not end a part
+        # before the worker has decided how its run ends.
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", str(SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(sys.path).encode() + b"\n")
+            self._process.stdin.write(pickle.dumps(self._task))
+            self._process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._put((self._number, json.loads(line)))
+        self._put((self._number, None))
+
+    def tell(self, message: dict[str, Any]) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._process.stdin.write(json.dumps(message).encode() + b"\n")
+                self._process.stdin.flush()
+
+    def let_go(self) -> None:
+        """Close its standard input: it stops its ends and exits."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+    def end(self) -> None:
+        """Wait for its end, and bring it about where it does not come."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()

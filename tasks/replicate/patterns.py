@@ -1,0 +1,56 @@
+"""``tables``: one job over many tables, each a child job with a watermark and fence of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dispatch.context import ChildJob, HandlerFailure, Outcome, RunContext
+from tasks.replicate import registry
+from tasks.replicate.connector import Connector
+from tasks.replicate.ends import opened
+from tasks.replicate.names import join_name, matching
+from tasks.replicate.spec import ReplicationSpec
+
+
+def matching_tables(
+    connector: str, config: Mapping[str, Any], patterns: tuple[str, ...]
+) -> list[tuple[str, ...]]:
+    """The source's tables that the patterns name, sorted; raises SourceError."""
+    with registry.get(connector).source(config, name="cc/tables") as source:
+        return matching(source.tables(), patterns)
+
+
+def run(context: RunContext, spec: ReplicationSpec, connector: Connector) -> Outcome:
+    """List the tables, have a child job stored and a run enqueued for each, and end.
+
+    Children run on their own: one that fails stops no other, and this run does not wait.
+    """
+    assert context.source is not None
+    assert spec.tables is not None
+    config = context.source.config
+    name = f"cc/{str(context.job_id).replace('-', '')}/{context.fence}"
+    with opened(context, lambda: connector.source(config, name=name)) as source:
+        found = matching(source.tables(), spec.tables)
+    if not found:
+        raise HandlerFailure(
+            f"no table of the source matches {', '.join(spec.tables)}; patterns are literal: "
+            "case counts, and a name without a schema matches in all of them",
+            code="source_error",
+            permanent=True,
+        )
+    general = {
+        key: value
+        for key, value in context.definition.items()
+        if key not in ReplicationSpec.model_fields and key not in ("schedules", "name")
+    }
+    children = [
+        ChildJob(
+            name=f"{context.job}/{join_name(table)}", definition=general | spec.for_table(table)
+        )
+        for table in found
+    ]
+    context.check_cancelled()
+    context.spawn(children)
+    context.progress(len(children), len(children), phase="spawned")
+    return Outcome(result={"tables": [join_name(table) for table in found]}, rows_processed=0)

@@ -1,0 +1,139 @@
+"""Mode complete-atomic: readers see the old or the new content, and never wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+import pytest
+from replication_kit import Database, Job
+
+from dispatch.context import HandlerFailure
+from tasks.replicate import modes
+from tasks.replicate.connector import SinkError
+
+Make = Callable[..., Job]
+DDL = "create table t (id int primary key, version int not null, name text unique)"
+
+
+@pytest.fixture
+def filled(source: Database, sink: Database) -> None:
+    for database, version in ((source, 2), (sink, 1)):
+        database.execute(DDL)
+        database.execute(
+            "insert into t select i, %s, 'n' || i from generate_series(1, 20000) i", version
+        )
+
+
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize("way", ["delete", "diff", "truncate", "rename"])
+def test_readers_see_one_content_and_never_wait(
+    source: Database, sink: Database, job: Make, way: str
+) -> None:
+    done = threading.Event()
+    seen: set[tuple[int, int, int]] = set()
+    longest = 0.0
+
+    def look() -> None:
+        nonlocal longest
+        with psycopg.connect(sink.url, autocommit=True) as reader:
+            while not done.is_set():
+                began = time.monotonic()
+                row = reader.execute(
+                    "select count(*), min(version), max(version) from t"
+                ).fetchone()
+                longest = max(longest, time.monotonic() - began)
+                assert row is not None
+                seen.add(row)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    try:
+        outcome = job("complete-atomic", atomic=way, verify="checksum").run()
+    finally:
+        done.set()
+        reader.join(timeout=10)
+    assert seen <= {(20000, 1, 1), (20000, 2, 2)}
+    assert sink.execute("select * from t order by id") == source.execute(
+        "select * from t order by id"
+    )
+    if way in ("delete", "diff"):
+        # The count of 20,000 rows itself takes its time on a busy machine.
+        assert longest < 0.1
+    if way == "diff":
+        assert outcome.counters["updated"] == 20000
+    names = sink.execute("select indexname from pg_indexes where tablename = 't' order by 1")
+    assert names == [("t_name_key",), ("t_pkey",)]
+    assert sink.value("select count(*) from pg_class where relname ~ '^cc_stage'") == 0
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_failed_verification_changes_nothing(source: Database, sink: Database, job: Make) -> None:
+    sink.execute(
+        "create function off() returns trigger language plpgsql as"
+        " 'begin new.version = 9; return new; end';"
+        "create trigger wrong before insert on t for each row execute function off()"
+    )
+    task = job("complete-atomic", verify="checksum")
+    with pytest.raises(SinkError, match="trigger wrong"):
+        task.run()
+    # A trigger that the preflight cannot see: one that appears afterwards.
+    sink.execute("alter table t disable trigger wrong")
+    context = task.context()
+    report = context.progress
+
+    def enable(*arguments: object, **more: object) -> None:
+        if more.get("phase") == "publishing":
+            sink.execute("alter table t enable trigger wrong")
+        report(*arguments, **more)  # type: ignore[arg-type]
+
+    context.progress = enable  # type: ignore[method-assign]
+    with pytest.raises(HandlerFailure, match="checksum") as caught:
+        modes.run(context)
+    assert caught.value.code == "verify_failed"
+    assert sink.execute("select distinct version from t") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "lost"),
+    [
+        ("create view v as select * from t", "views"),
+        ("grant select on t to public", "grants"),
+        ("create publication p for table t", "publications"),
+        ("alter table t enable row level security", "row security"),
+        ("alter table t add serial_no serial", "a serial sequence"),
+    ],
+)
+@pytest.mark.usefixtures("filled")
+def test_a_rename_that_would_lose_something_is_refused(
+    source: Database, sink: Database, job: Make, ddl: str, lost: str
+) -> None:
+    sink.execute(ddl)
+    with pytest.raises(SinkError, match=f"has {lost}, which a rename would lose"):
+        job("complete-atomic", atomic="rename").run()
+    assert sink.execute("select distinct version from t") == [(1,)]
+
+
+@pytest.mark.usefixtures("filled")
+def test_orphaned_staging_is_swept(source: Database, sink: Database, job: Make) -> None:
+    orphan = "cc_stage_" + "0" * 32 + "_7"
+    sink.execute("create table " + orphan + " (id int)")
+    owned = "cc_stage_" + "1" * 32 + "_7"
+    sink.execute("create table " + owned + " (id int)")
+    with psycopg.connect(sink.url, autocommit=True) as owner:
+        owner.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (owned,))
+        job("complete-atomic").run()
+        assert sink.value("select to_regclass(%s)", orphan) is None
+        assert sink.value("select to_regclass(%s)", owned) is not None
+
+
+@pytest.mark.usefixtures("filled")
+def test_staging_stands_in_its_own_schema(source: Database, sink: Database, job: Make) -> None:
+    task = job("complete-atomic", writes={"staging_schema": "landing"})
+    with pytest.raises(SinkError, match="staging schema landing does not exist: create schema"):
+        task.run()
+    sink.execute("create schema landing")
+    task.run()
+    assert sink.execute("select distinct version from t") == [(2,)]

@@ -1,0 +1,185 @@
+"""Mode incremental: merge by key, and a lower bound that misses nothing (R-F3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+import pytest
+from replication_kit import Database, Job
+
+from tasks.replicate.connector import SinkError, SourceError
+
+Make = Callable[..., Job]
+DDL = "create table t (id int primary key, name text, updated_at timestamptz default now())"
+CONTENT = "select id, name, updated_at from t order by id"
+
+
+@pytest.fixture
+def tables(source: Database, sink: Database) -> None:
+    source.execute(DDL)
+    sink.execute(DDL)
+    source.execute("insert into t select i, 'n' || i from generate_series(1, 100) i")
+
+
+@pytest.mark.usefixtures("tables")
+def test_only_changes_are_read_and_merged(source: Database, sink: Database, job: Make) -> None:
+    source.execute("update t set updated_at = now() - interval '1 hour'")
+    task = job("incremental", watermark="updated_at", verify="checksum")
+    first = task.run()
+    assert first.counters["inserted"] == 100
+    assert first.watermark_type == "timestamptz"
+    source.execute("update t set name = 'new', updated_at = now() where id <= 2")
+    source.execute("insert into t values (101, 'more', now())")
+    second = task.run()
+    counters = second.counters
+    assert (counters["read"], counters["inserted"], counters["updated"]) == (3, 1, 2)
+    assert sink.execute(CONTENT) == source.execute(CONTENT)
+    third = task.run()
+    assert third.counters["unchanged"] == third.counters["read"] <= 3
+    assert third.counters["updated"] == third.counters["inserted"] == 0
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_row_that_commits_late_is_not_missed__R_F3(
+    source: Database, sink: Database, job: Make
+) -> None:
+    task = job("incremental", watermark="updated_at")
+    with psycopg.connect(source.url) as late:
+        late.execute("insert into t values (500, 'late', now())")
+        source.execute("insert into t values (501, 'early', now())")
+        task.run()
+        assert sink.value("select count(*) from t where id = 501") == 1
+        late.commit()
+    task.run()
+    assert sink.value("select count(*) from t where id = 500") == 1
+
+
+@pytest.mark.usefixtures("tables")
+def test_rows_without_a_watermark_arrive(source: Database, sink: Database, job: Make) -> None:
+    task = job("incremental", watermark="updated_at")
+    task.run()
+    source.execute("insert into t values (700, 'no time', null)")
+    task.run()
+    assert sink.value("select name from t where id = 700") == "no time"
+
+
+@pytest.mark.usefixtures("tables")
+def test_equal_to_the_eye_is_not_equal_to_the_bit(
+    source: Database, sink: Database, job: Make
+) -> None:
+    for database in (source, sink):
+        database.execute("alter table t add amount numeric")
+    source.execute("update t set amount = 1.0")
+    task = job("incremental", watermark="updated_at")
+    task.run()
+    source.execute("update t set amount = 1.00, updated_at = now() where id = 1")
+    task.run()
+    assert str(sink.value("select amount from t where id = 1")) == "1.00"
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_sink_without_a_key_is_refused_by_name(
+    source: Database, sink: Database, job: Make
+) -> None:
+    sink.execute("alter table t drop constraint t_pkey")
+    with pytest.raises(SinkError, match=r"public\.t has no primary key") as caught:
+        job("incremental", watermark="updated_at").run()
+    assert caught.value.permanent
+    assert sink.value("select count(*) from t") == 0
+
+
+@pytest.mark.usefixtures("tables")
+def test_without_the_right_to_see_transactions_it_fails_closed__R_F3(
+    source: Database, sink: Database, job: Make
+) -> None:
+    role = "cc_reader_" + source.url.rpartition("_")[2][:20]
+    source.execute(f"create role {role} login")
+    try:
+        source.execute(f"grant select on t to {role}")
+        task = job("incremental", watermark="updated_at")
+        task.source = {"url": source.url.replace("//root@", f"//{role}@")}
+        if task.source["url"] == source.url:
+            pytest.skip("only where roles log in by trust")
+        with pytest.raises(SourceError, match="grant pg_read_all_stats") as caught:
+            task.run()
+        assert caught.value.permanent
+        task.definition["lag"] = "10s"
+        outcome = task.run()
+        assert "lag of 10 s" in outcome.result["warnings"][0]
+        assert sink.value("select count(*) from t") == 100
+        del task.definition["lag"]
+        source.execute(f"grant pg_read_all_stats to {role}")
+        task.run()
+    finally:
+        source.execute(f"drop owned by {role}")
+        source.execute(f"drop role {role}")
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_prepared_transaction_holds_the_watermark__R_F3(
+    source: Database, sink: Database, job: Make
+) -> None:
+    if source.value("show max_prepared_transactions") == "0":
+        pytest.skip("this server allows no prepared transactions")
+    with psycopg.connect(source.url) as other:
+        other.execute("insert into t values (900, 'prepared', now())")
+        other.execute("prepare transaction 'cc'")
+    task = job("incremental", watermark="updated_at")
+    assert task.run().watermark is None
+    source.execute("commit prepared 'cc'")
+    task.run()
+    assert sink.value("select count(*) from t where id = 900") == 1
+
+
+@pytest.mark.parametrize(
+    ("type_", "first", "later", "kind"),
+    [
+        ("bigint", "1000000", "1000500", "bigint"),
+        ("numeric(20,2)", "1000000.5", "1000500.5", "numeric"),
+        ("timestamp", "2026-01-01 00:00:00", "2026-01-01 00:04:00", "timestamp"),
+        ("date", "2026-01-01", "2026-01-02", "date"),
+    ],
+)
+def test_other_watermarks_have_a_lag_and_say_so__R_F3(
+    source: Database, sink: Database, job: Make, type_: str, first: str, later: str, kind: str
+) -> None:
+    for database in (source, sink):
+        database.execute(f"create table t (id int primary key, mark {type_})")
+    source.execute("insert into t values (1, %s)", first)
+    task = job("incremental", watermark="mark")
+    outcome = task.run()
+    assert outcome.watermark_type == kind
+    assert "missed" in outcome.result["warnings"][0]
+    source.execute("insert into t values (2, %s)", later)
+    task.run()
+    assert sink.value("select count(*) from t") == 2
+
+
+def test_an_xid8_watermark_is_safe__R_F3(source: Database, sink: Database, job: Make) -> None:
+    for database in (source, sink):
+        database.execute(
+            "create table t (id int primary key, version xid8 default pg_current_xact_id())"
+        )
+    task = job("incremental", watermark="version")
+    with psycopg.connect(source.url) as late:
+        late.execute("insert into t values (1)")
+        source.execute("insert into t values (2)")
+        assert task.run().watermark_type == "xid8"
+        late.commit()
+    task.run()
+    assert sink.execute("select id from t order by id") == [(1,), (2,)]
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_foreign_table_has_no_safe_bound__R_F3(
+    source: Database, sink: Database, job: Make
+) -> None:
+    source.execute("create extension file_fdw")
+    source.execute("create server f foreign data wrapper file_fdw")
+    source.execute(
+        "create foreign table far (id int, updated_at timestamptz) server f"
+        " options (program 'echo 1,2026-01-01', format 'csv')"
+    )
+    with pytest.raises(SourceError, match="another server"):
+        job("incremental", "far", to="t", watermark="updated_at").run()
