@@ -1,0 +1,108 @@
+"""How a worker that shuts down tells every process of it that holds runs (R-D8, R-K3).
+
+The parent rings a bell, which is the closing of a pipe that all its children hold: one system
+call, so a signal handler may do it, and every child hears it at once, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable
+from enum import IntEnum
+
+from db import settings
+
+logger = logging.getLogger("claimcheck.worker")
+
+HONCHO_SECONDS = 4.0
+"""How long runs go on under honcho, which kills the whole group five seconds after its signal."""
+
+
+class Level(IntEnum):
+    """How a worker ends. WARM lets runs go on for `grace` seconds; COLD stops them at once."""
+
+    WARM = 0
+    COLD = 1
+
+
+def grace(level: Level) -> float:
+    """Seconds that active runs may go on for."""
+    if level is Level.COLD:
+        return 0.0
+    seconds = settings.settings().shutdown_seconds
+    return min(seconds, HONCHO_SECONDS) if "HONCHO_PROCESS_NAME" in os.environ else seconds
+
+
+class Bells:
+    """One bell for each level, made in the parent and heard in it and in all its children."""
+
+    def __init__(self) -> None:
+        self._pid: int | None = None
+        self._pipes: list[tuple[int, int]] = []
+        self._rung: set[Level] = set()
+        # This process rings its own bell here: a signal of its own reached it.
+        self._own: tuple[int, int] | None = None
+
+    def hang(self) -> None:
+        """Make the bells, in the parent and before it has children."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._pipes = [os.pipe() for _ in Level]
+            self._rung = set()
+
+    def ring(self, level: Level) -> None:
+        """Let every process of this worker hear it. System calls only: fit for a signal handler."""
+        if self._pid == os.getpid() and level not in self._rung:
+            self._rung.add(level)
+            os.close(self._pipes[level][1])
+
+    def ring_here(self, level: Level) -> None:
+        """Let this process alone hear it. System calls only: fit for a signal handler."""
+        if self._own is not None:
+            os.write(self._own[1], bytes([level]))
+
+    def forked(self) -> None:
+        """In a child: let go of the parent's end."""
+        if self._pid is not None and self._pid != os.getpid() and self._pipes:
+            for level in Level:
+                if level not in self._rung:
+                    os.close(self._pipes[level][1])
+            self._pipes = [(reader, -1) for reader, _ in self._pipes]
+            self._rung = set(Level)
+
+    def listen(self, heard: Callable[[Level], None]) -> None:
+        """Call ``heard`` from a thread of its own, for each level that is rung."""
+        self._own = os.pipe()
+        threading.Thread(
+            target=self._listen, args=(heard,), name="claimcheck-drain", daemon=True
+        ).start()
+
+    def _listen(self, heard: Callable[[Level], None]) -> None:
+        assert self._own is not None
+        poll = select.poll()
+        own = self._own[0]
+        poll.register(own, select.POLLIN)
+        levels = dict(zip((reader for reader, _ in self._pipes), Level, strict=False))
+        for reader in levels:
+            poll.register(reader, select.POLLIN | select.POLLHUP)
+        parent = os.getppid()
+        while True:
+            for ready, _ in poll.poll():
+                if ready == own:
+                    level = Level(os.read(own, 1)[0])
+                else:
+                    poll.unregister(ready)
+                    # A parent that is gone rings all its bells; its children's runs may end.
+                    level = levels[ready] if os.getppid() == parent else Level.WARM
+                try:
+                    heard(level)
+                except Exception:
+                    logger.exception("the drain could not be started")
+
+
+bells = Bells()
+# Any child that kept the parent's end open would keep the bells from being heard.
+os.register_at_fork(after_in_child=bells.forked)

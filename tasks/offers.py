@@ -1,0 +1,172 @@
+"""The ports by which ``dispatch`` publishes wake-ups and learns what a queue can take.
+
+Neither ever raises. A Redis that is away costs about a second at worst, and the calls that
+follow cost nothing until it is worth another try: the runs are durable, and the sweep offers
+them again (R-T4, R-D5).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import kombu.pools
+
+from dispatch.ports import Capacity, Offer
+from tasks import wakeup
+from tasks.app import App, app
+from tasks.breaker import Breaker
+from tasks.broker import ANSWER_SECONDS, message_priority
+
+SLOTS_UNKNOWN = 16
+SLOTS_KNOWN_SECONDS = 30.0
+_INSPECT_SECONDS = 1.0
+# A broken connection of before an outage fails at once; a broker that hangs takes its second.
+_AT_ONCE_SECONDS = ANSWER_SECONDS / 2
+
+breaker = Breaker("Runs are stored all the same, and are offered when it is back.")
+
+
+def publish(offers: Sequence[Offer]) -> int:
+    """Publish one wake-up for each offer; how many went out. Stops at the first failure."""
+    if not offers or not breaker.allows():
+        return 0
+    _after_fork()
+    published = 0
+    try:
+        published = _publish(offers)
+        if published < len(offers):
+            published += _publish(offers[published:], again=True)
+        breaker.succeeded()
+    except _Unpublished as failure:
+        published += failure.published
+        breaker.failed(failure.error)
+    return published
+
+
+class _Unpublished(Exception):
+    """Redis failed after so many wake-ups."""
+
+    def __init__(self, published: int, error: BaseException) -> None:
+        super().__init__(published)
+        self.published = published
+        self.error = error
+
+
+def _publish(offers: Sequence[Offer], *, again: bool = False) -> int:
+    """How many went out. Short where a pooled connection was stale: the next one is tried."""
+    published = 0
+    started = time.monotonic()
+    try:
+        with app.producer_pool.acquire(block=True, timeout=ANSWER_SECONDS) as producer:
+            for offer in offers:
+                started = time.monotonic()
+                send_wake_up(producer, offer)
+                published += 1
+    except Exception as error:
+        if again or time.monotonic() - started > _AT_ONCE_SECONDS:
+            raise _Unpublished(published, error) from None
+    return published
+
+
+def send_wake_up(producer: Any, offer: Offer) -> None:
+    """Publish ``[run_id]``, and in the headers no more than Celery needs (R-T3)."""
+    run_id = str(offer.run_id)
+    super(App, app).send_task(
+        wakeup.TASK,
+        [run_id],
+        {},
+        task_id=run_id,
+        root_id=run_id,
+        producer=producer,
+        queue=offer.queue,
+        priority=message_priority(offer.priority),
+        # The run's result is in Postgres; the wake-up has none.
+        ignore_result=True,
+        retry=False,
+    )
+
+
+def capacity(queue: str) -> Capacity:
+    """The slots of the workers that take from ``queue``, and the wake-ups that it holds.
+
+    Slots are asked of the workers in the background at most every SLOTS_KNOWN_SECONDS; until they
+    have answered they count as SLOTS_UNKNOWN.
+    """
+    slots = _slots.of(queue)
+    if not breaker.allows():
+        return Capacity(slots, 0)
+    _after_fork()
+    started = time.monotonic()
+    for last in (False, True):
+        try:
+            with app.pool.acquire(block=True, timeout=ANSWER_SECONDS) as connection:
+                queued = connection.default_channel._size(queue)
+            breaker.succeeded()
+            return Capacity(slots, queued)
+        except Exception as error:
+            if last or time.monotonic() - started > _AT_ONCE_SECONDS:
+                breaker.failed(error)
+                break
+    return Capacity(slots, 0)
+
+
+class _Slots:
+    """How many runs the fleet can hold at once, by queue, as its workers last said."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._lock = threading.Lock()
+        self._by_queue: Mapping[str, int] = {}
+        self._asked: float | None = None
+
+    def of(self, queue: str) -> int:
+        with self._lock:
+            now = time.monotonic()
+            if self._asked is None or now - self._asked > SLOTS_KNOWN_SECONDS:
+                self._asked = now
+                threading.Thread(target=self._ask, name="claimcheck-slots", daemon=True).start()
+            return self._by_queue.get(queue, SLOTS_UNKNOWN)
+
+    def _ask(self) -> None:
+        try:
+            with app.connection_for_write() as connection:
+                inspect = app.control.inspect(timeout=_INSPECT_SECONDS, connection=connection)
+                pools = inspect.stats() or {}
+                queues = inspect.active_queues() or {}
+        except Exception:
+            return
+        found: dict[str, int] = {}
+        for worker, stats in pools.items():
+            slots = int(stats.get("pool", {}).get("max-concurrency") or 1)
+            for queue in queues.get(worker, ()):
+                found[queue["name"]] = found.get(queue["name"], 0) + slots
+        with self._lock:
+            self._by_queue = found
+
+
+_slots = _Slots()
+_pid = os.getpid()
+
+
+def _after_fork() -> None:
+    """A forked child must not write on its parent's connections."""
+    global _pid
+    if _pid != os.getpid():
+        _pid = os.getpid()
+        kombu.pools.connections.clear()
+        kombu.pools.producers.clear()
+        app._after_fork()
+
+
+def _forget() -> None:
+    breaker.reset()
+    _slots.forget()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,105 @@
+"""What a long-lived process checks before it starts: each failure names its setting (exit 1)."""
+
+from __future__ import annotations
+
+import time
+from typing import NoReturn
+
+import psycopg
+from sqlalchemy.exc import DBAPIError
+
+from db import keyring, migrations, session, settings
+from db.embedded import EmbeddedError
+from db.failures import first_line
+from db.keyring import Keyring, KeyringError
+from db.migrations import MigrationMissing
+from db.redaction import redact
+from db.urls import SettingsError
+from dispatch.errors import ClaimcheckError
+from tasks import handlers
+
+PATIENCE_SECONDS = 3.0
+_PAUSE_SECONDS = 0.25
+
+
+def require_worker() -> None:
+    """What a worker needs is there: database, keyring, broker, handlers. Raises SystemExit."""
+    require_database()
+    require_keyring()
+    require_broker()
+    require_handlers()
+
+
+def require_database() -> None:
+    """The control database answers and is migrated. Raises SystemExit.
+
+    The embedded one is brought up to date here; a given one never is, unasked.
+    """
+    try:
+        endpoints = settings.services()
+        _reach_database()
+        if endpoints.embedded_database:
+            migrations.upgrade(session.engine())
+        migrations.require_current(session.engine())
+    except (SettingsError, EmbeddedError, MigrationMissing) as error:
+        _fail(error)
+    except (psycopg.Error, DBAPIError) as error:
+        _fail(f"DATABASE_URL: the control database cannot be used: {first_line(error)}")
+    finally:
+        # What was opened here must not be shared with the children that a worker forks.
+        session.dispose()
+
+
+def require_keyring() -> Keyring:
+    """The keyring, created on first use beside the embedded database only. Raises SystemExit."""
+    try:
+        found = settings.settings()
+        path = found.keyring_path()
+        return keyring.load_or_init(path) if found.keyring_may_be_created else Keyring.load(path)
+    except (SettingsError, KeyringError) as error:
+        _fail(error)
+
+
+def require_broker() -> None:
+    """Redis answers within PATIENCE_SECONDS. Raises SystemExit.
+
+    Once a worker runs it waits out any outage; at its start an address that leads nowhere is
+    told at once.
+    """
+    from tasks.app import app
+
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            with app.connection_for_read() as connection:
+                connection.default_channel.client.ping()
+            return
+        except Exception as error:
+            if time.monotonic() > deadline:
+                where = app.connection_for_read().as_uri()
+                _fail(f"REDIS_URL: Redis does not answer at {where}: {first_line(error)}")
+        time.sleep(_PAUSE_SECONDS)
+
+
+def require_handlers() -> None:
+    """Every handler can be imported. Raises SystemExit."""
+    try:
+        handlers.load()
+    except ClaimcheckError as error:
+        _fail(error)
+
+
+def _reach_database() -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            session.connect("claimcheck start").close()
+            return
+        except psycopg.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _fail(error: object) -> NoReturn:
+    raise SystemExit(f"claimcheck: {redact(str(error))}") from None
