@@ -1,0 +1,252 @@
+"""A run ends within a second of its stop, whatever the servers do (R-K2, R-L3)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from replication_kit import Database, Job
+
+from dispatch.context import RunContext, RunStopped
+from tasks.replicate import modes
+from tasks.replicate.connector import Fenced
+
+Make = Callable[..., Job]
+
+
+def _stopped_after(context: RunContext, ready: Callable[[], bool]) -> float:
+    """Run, stop once ``ready``, and return how long the run then took to end."""
+    at: list[float] = []
+
+    def watch() -> None:
+        deadline = time.monotonic() + 30
+        while not ready() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        at.append(time.monotonic())
+        context.stop("cancelled")
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with pytest.raises(RunStopped):
+        modes.run(context)
+    took = time.monotonic() - at[0]
+    watcher.join(timeout=10)
+    return took
+
+
+def _sessions(database: Database) -> int:
+    return int(
+        database.value(
+            "select count(*) from pg_stat_activity where datname = current_database()"
+            " and application_name like 'cc/%'"
+        )
+    )
+
+
+def _wait(ready: Callable[[], bool], what: str, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def tables(source: Database, sink: Database) -> None:
+    for database in (source, sink):
+        database.execute("create table t (id int)")
+    source.execute("insert into t values (1)")
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize(
+    ("mode", "query"),
+    [
+        ("complete", "select 1 as id from pg_sleep(60)"),
+        ("complete", "select count(*)::int as id from generate_series(1, 10000000000)"),
+        ("complete-atomic", "select 1 as id from pg_sleep(60)"),
+    ],
+)
+def test_a_blocking_statement_stops__R_K2(
+    source: Database, sink: Database, job: Make, mode: str, query: str
+) -> None:
+    context = job(mode, None, to="t", reads={"query": query}).context()
+    took = _stopped_after(
+        context,
+        lambda: bool(
+            source.value(
+                "select count(*) from pg_stat_activity where datname = current_database()"
+                " and application_name like 'cc/%' and state = 'active' and query ilike 'copy%'"
+            )
+        ),
+    )
+    assert took < 1.0
+    _wait(lambda: _sessions(source) == 0 and _sessions(sink) == 0, "sessions to end", 3)
+    assert (context.warning is not None) == (mode == "complete")
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_wait_for_a_lock_at_the_sink_stops__R_K2(
+    source: Database, sink: Database, job: Make
+) -> None:
+    sink.execute("insert into t values (7)")
+    context = job("complete").context()
+    with psycopg.connect(sink.url) as holder:
+        holder.execute("select * from t")
+        took = _stopped_after(
+            context,
+            lambda: bool(sink.value("select count(*) from pg_locks where not granted") > 0),
+        )
+    assert took < 1.0
+    assert sink.execute("select id from t") == [(7,)]
+    assert context.warning is None
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("side", ["source", "sink"])
+def test_a_frozen_backend_does_not_hold_the_run__R_K2(
+    source: Database, sink: Database, job: Make, side: str
+) -> None:
+    """The backend is stopped as by SIGSTOP: it answers no cancel request."""
+    source.execute("insert into t select i from generate_series(1, 3000000) i")
+    context = job("complete", bandwidth="1MB").context()
+    frozen = source if side == "source" else sink
+    if os.geteuid() != 0:
+        pytest.skip("only root may stop another account's process")
+    pids: list[int] = []
+
+    def freeze() -> bool:
+        if sink.value("select count(*) from pg_stat_activity where query ilike 'copy %stdin%'"):
+            pids.extend(
+                row[0]
+                for row in frozen.execute(
+                    "select pid from pg_stat_activity where datname = current_database()"
+                    " and application_name like 'cc/%'"
+                )
+            )
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        return bool(pids)
+
+    try:
+        assert _stopped_after(context, freeze) < 1.0
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    _wait(lambda: _sessions(source) == 0 and _sessions(sink) == 0, "sessions to end", 5)
+
+
+WORKER = """
+import json, sys, uuid
+sys.path[:0] = json.loads(sys.argv[1])
+import replication_kit
+from tasks.replicate import modes
+job = replication_kit.Job(**json.loads(sys.stdin.readline()))
+job.id = uuid.UUID(job.id)
+modes.run(job.context())
+"""
+
+
+@pytest.fixture
+def worker() -> Iterator[Callable[[Job], subprocess.Popen[bytes]]]:
+    """Runs a job in a process that can be killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(job: Job) -> subprocess.Popen[bytes]:
+        import json
+
+        here = str(Path(__file__).parent)
+        process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, json.dumps([here, *sys.path])], stdin=subprocess.PIPE
+        )
+        started.append(process)
+        assert process.stdin is not None
+        task = {
+            "source": dict(job.source),
+            "sink": dict(job.sink),
+            "definition": job.definition,
+            "id": str(job.id),
+            "fence": job.fence,
+        }
+        process.stdin.write(json.dumps(task).encode() + b"\n")
+        process.stdin.flush()
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_killed_worker_leaves_no_session(
+    source: Database,
+    sink: Database,
+    job: Make,
+    worker: Callable[[Job], subprocess.Popen[bytes]],
+    parallelism: int,
+) -> None:
+    source.execute("insert into t select i from generate_series(1, 300000) i")
+    task = job("complete", bandwidth="200kB", parallelism=parallelism)
+    process = worker(task)
+    _wait(
+        lambda: bool(
+            sink.value("select count(*) from pg_stat_activity where query ilike 'copy %stdin%'")
+            >= parallelism
+        ),
+        "the copy to begin",
+        30,
+    )
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    began = time.monotonic()
+    _wait(lambda: _sessions(source) == 0 and _sessions(sink) == 0, "sessions to end", 5)
+    assert time.monotonic() - began < 2.5
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_frozen_worker_does_not_hold_up_the_next_attempt__R_F5(
+    source: Database, sink: Database, job: Make, worker: Callable[[Job], subprocess.Popen[bytes]]
+) -> None:
+    source.execute("insert into t select i from generate_series(1, 300000) i")
+    task = job("complete", bandwidth="200kB")
+    process = worker(task)
+    _wait(
+        lambda: bool(
+            sink.value("select count(*) from pg_stat_activity where query ilike 'copy %stdin%'")
+        ),
+        "the copy to begin",
+        30,
+    )
+    process.send_signal(signal.SIGSTOP)
+    try:
+        task.fence += 1
+        del task.definition["bandwidth"]
+        began = time.monotonic()
+        task.run()
+        assert time.monotonic() - began < 10
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert process.wait(timeout=20) != 0
+    assert sink.value("select count(*) from t") == 300001
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_stale_attempt_writes_nothing__R_F5(source: Database, sink: Database, job: Make) -> None:
+    task = job("complete")
+    stale = task.context()
+    task.run()
+    sink.execute("update t set id = 42")
+    with pytest.raises(Fenced):
+        modes.run(stale)
+    assert sink.execute("select id from t") == [(42,)]
