@@ -16,6 +16,7 @@ from tasks.replicate.spec import ReplicationSpec
 GROUP = "claimcheck.connectors"
 BUILT_IN = {
     "postgresql": "tasks.replicate.connectors.postgresql:PostgreSQL",
+    "sqlite": "tasks.replicate.connectors.sqlite:SQLite",
 }
 ALIASES = {"postgres": "postgresql", "mariadb": "mysql"}
 
