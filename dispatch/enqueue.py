@@ -167,7 +167,7 @@ def enqueue(
             refuse_chain(connection, trigger)
             return admit(connection, trigger)
     except (psycopg.Error, DBAPIError) as error:
-        raise_refusal(error, job)
+        raise_refusal(error, f"job {job!r}")
         raise
 
 
@@ -261,7 +261,7 @@ def submit(
         except (psycopg.Error, DBAPIError) as error:
             if sqlstate(error) == "23503":
                 continue  # R-T6's race took the run from under its key, so neither was stored
-            raise_refusal(error, job)
+            raise_refusal(error, f"job {job!r}")
             if not is_connection_lost(error):
                 raise
             if attempt == _ATTEMPTS or isinstance(driver_error(error), session.DeadlineExceeded):
@@ -351,13 +351,13 @@ _CONDITIONS = (
 )
 
 
-def raise_refusal(error: BaseException, job: str) -> None:
+def raise_refusal(error: BaseException, subject: str) -> None:
     """Raise our own error where the driver's stands for one; else return."""
     code = sqlstate(error)
     if code in {"55P03", "40P01"}:
         raise TriggerBusy(
-            f"job {job!r}: another open transaction holds it, its key or its active run; nothing "
-            "was stored. Try again when that has ended"
+            f"{subject}: another open transaction holds it, its key or its active run; nothing was "
+            "stored. Try again when that has ended"
         ) from None
     if code in {"22P05", "22021"}:
         raise InvalidParameters(

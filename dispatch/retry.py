@@ -84,7 +84,7 @@ def retry(ports: Ports, run_id: UUID | str, *, actor: str) -> RunHandle:
                 handle = retry_run(connection, run_id, actor=actor, new_run_id=created)
             break
         except (psycopg.Error, DBAPIError) as error:
-            raise_refusal(error, f"of run {run_id}")
+            raise_refusal(error, f"run {run_id}")
             if not is_connection_lost(error):
                 raise
             if attempt == _ATTEMPTS:

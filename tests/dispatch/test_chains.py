@@ -1,0 +1,175 @@
+"""Stored chains: the next run is created in its predecessor's successful finish."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from run_support import NOTHING, Recorder, Rows, ended, new_job, run, stored
+from sqlalchemy import Connection
+
+from db import session
+from dispatch.chains import Step, enqueue_next_of_chain
+from dispatch.chains import stored as steps
+from dispatch.enqueue import RunHandle, submit
+from dispatch.errors import InvalidParameters, JobDisabled, UnknownJob
+
+
+def succeed(rows: Rows, run_id: UUID) -> list[RunHandle]:
+    """End a run and create what follows it, as a finish does in its one transaction."""
+    ended(rows, run_id)
+    with session.transaction() as connection:
+        return enqueue_next_of_chain(connection, run_id, run(rows, run_id)["chain"])
+
+
+def test_each_success_creates_the_next_run_under_the_id_it_was_given(
+    rows: Rows, recorder: Recorder
+) -> None:
+    for name in ("extract", "load", "report"):
+        new_job(rows, name, definition={"params": {"of": name}})
+    second, third = Step("load", {"day": 1}, priority=7, queue="slow"), Step("report")
+    first = submit(recorder.ports, "extract", chain=steps([second, third]))
+    assert stored(rows)["job_run"] == 1
+
+    [handle] = succeed(rows, first.run_id)
+    found = run(rows, handle.run_id)
+    assert handle.run_id == second.run_id
+    assert handle.offerable
+    assert (found["job_name"], found["status"], found["params"]) == (
+        "load",
+        "PENDING",
+        {"of": "load", "day": 1},
+    )
+    assert (found["priority"], found["queue"], found["triggered_by"]) == (7, "slow", "chain")
+    assert stored(rows)["job_run"] == 2
+
+    [handle] = succeed(rows, second.run_id)
+    assert handle.run_id == third.run_id
+    assert succeed(rows, third.run_id) == []
+    assert stored(rows)["audit_event"] == 3
+
+
+def test_a_step_waits_its_countdown_from_the_success_before_it(
+    rows: Rows, recorder: Recorder
+) -> None:
+    new_job(rows, "extract")
+    new_job(rows, "load")
+    first = submit(recorder.ports, "extract", chain=steps([Step("load", countdown=30)]))
+    [handle] = succeed(rows, first.run_id)
+    [found] = rows(
+        "select extract(epoch from available_at - clock_timestamp()) as wait from job_run"
+        " where id = %s",
+        handle.run_id,
+    )
+    assert not handle.offerable
+    assert 20 < found["wait"] <= 30
+
+
+def test_repeating_a_finish_creates_the_next_run_once__R_R7(rows: Rows, recorder: Recorder) -> None:
+    new_job(rows, "extract")
+    new_job(rows, "load", "skip")
+    first = submit(recorder.ports, "extract", chain=steps([Step("load")]))
+    [handle] = succeed(rows, first.run_id)
+    with session.transaction() as connection:
+        [again] = enqueue_next_of_chain(connection, first.run_id, run(rows, first.run_id)["chain"])
+    assert again.run_id == handle.run_id
+    assert stored(rows)["job_run"] == 2
+
+
+def test_a_rolled_back_finish_leaves_no_next_run__R_F2(rows: Rows, recorder: Recorder) -> None:
+    new_job(rows, "extract")
+    new_job(rows, "load")
+    first = submit(recorder.ports, "extract", chain=steps([Step("load")]))
+
+    def finish(connection: Connection) -> None:
+        enqueue_next_of_chain(connection, first.run_id, run(rows, first.run_id)["chain"])
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError), session.transaction() as connection:
+        finish(connection)
+    assert stored(rows)["job_run"] == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "refusal"),
+    [(None, UnknownJob), ({"enabled": False}, JobDisabled), ({"sink_enabled": False}, JobDisabled)],
+)
+def test_a_chain_is_refused_for_any_of_its_jobs__R_T8(
+    rows: Rows, recorder: Recorder, columns: dict[str, Any] | None, refusal: type[Exception]
+) -> None:
+    new_job(rows, "extract")
+    new_job(rows, "load")
+    if columns is not None:
+        new_job(rows, "report", **columns)
+    with pytest.raises(refusal, match="'report'"):
+        submit(recorder.ports, "extract", chain=steps([Step("load"), Step("report")]))
+    assert stored(rows) == NOTHING
+
+
+def test_a_step_whose_job_was_disabled_meanwhile_is_created_and_waits__R_T8(
+    rows: Rows, recorder: Recorder
+) -> None:
+    new_job(rows, "extract")
+    new_job(rows, "load")
+    first = submit(recorder.ports, "extract", chain=steps([Step("load")]))
+    rows("update job set enabled = false where name = 'load'")
+    [handle] = succeed(rows, first.run_id)
+    assert run(rows, handle.run_id)["status"] == "PENDING"
+
+
+def test_a_step_whose_job_is_gone_ends_the_chain_and_says_so__R_X4(
+    rows: Rows, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("extract", "load", "report"):
+        new_job(rows, name)
+    first = submit(recorder.ports, "extract", chain=steps([Step("load"), Step("report")]))
+    rows("delete from job where name = 'load'")
+    assert succeed(rows, first.run_id) == []
+    [record] = rows("select * from audit_event where outcome = 'refused'")
+    assert (record["subject"], record["detail"]["steps_lost"]) == ("load", 2)
+    assert record["detail"]["after"] == str(first.run_id)
+    assert "'load'" in caplog.text
+
+
+def test_a_chain_follows_the_active_run_that_its_step_was_handed__R_T6(
+    rows: Rows, recorder: Recorder
+) -> None:
+    for name, overlap in (("extract", "allow"), ("load", "skip"), ("report", "allow")):
+        new_job(rows, name, overlap)
+    after = [Step("load"), Step("report", {"chain": 1})]
+    first = submit(recorder.ports, "extract", chain=steps(after))
+    active = submit(recorder.ports, "load", chain=steps([Step("report", {"chain": 2})]))
+
+    [handle] = succeed(rows, first.run_id)
+    assert (handle.run_id, handle.created) == (active.run_id, False)
+    [alias] = rows("select * from run_alias")
+    assert (alias["id"], alias["run_id"]) == (after[0].run_id, active.run_id)
+
+    handles = succeed(rows, active.run_id)
+    assert [run(rows, found.run_id)["params"]["chain"] for found in handles] == [2, 1]
+    assert handles[1].run_id == after[1].run_id
+
+
+def test_a_chain_takes_no_idempotency_key(rows: Rows, recorder: Recorder) -> None:
+    new_job(rows, "extract")
+    with pytest.raises(InvalidParameters, match="idempotency key"):
+        submit(recorder.ports, "extract", chain=steps([Step("extract")]), idempotency_key="k")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"job": "extract"},
+        {"job": "extract", "run_id": "x"},
+        {"job": "extract", "run_id": str(uuid4()), "params": {"a": object()}},
+        {"job": "extract", "run_id": str(uuid4()), "idempotency_key": "k"},
+    ],
+)
+def test_a_step_is_checked_when_the_chain_is_triggered(
+    rows: Rows, recorder: Recorder, step: dict[str, Any]
+) -> None:
+    new_job(rows, "extract")
+    with pytest.raises(InvalidParameters):
+        submit(recorder.ports, "extract", chain=[step])
+    assert stored(rows) == NOTHING
