@@ -87,11 +87,11 @@ class _Look:
 
 
 class RunClaims:
-    """Claims runs for one executor. Shared by its threads; each brings its own Link."""
+    """Claims runs for the executor that calls. Shared by threads; each brings its own Link."""
 
     def __init__(
         self,
-        executor: str,
+        executor: Callable[[], str],
         lease_seconds: float,
         *,
         handlers: Callable[[], Sequence[str]],
@@ -190,7 +190,7 @@ class RunClaims:
             token = uuid4()
             asked = {
                 **parameters,
-                "executor": self._executor,
+                "executor": self._executor(),
                 "token": token,
                 "lease_seconds": self._lease_seconds,
                 "handlers": list(self._handlers()),

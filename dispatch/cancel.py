@@ -1,0 +1,133 @@
+"""The intent to cancel, durable before anything is signalled (R-K1, R-R5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+import psycopg
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from db import session, statements
+from db.failures import first_line, is_connection_lost, sqlstate
+from dispatch import parameters
+from dispatch.errors import DatabaseUnavailable, NotCancellable, TriggerBusy, UnknownRun
+from dispatch.lifecycle import JobRunStatus
+from dispatch.ports import Ports, RunEvent
+
+LOCK_SECONDS = 2.0
+PATIENCE_SECONDS = 5.0
+_RACES = 20
+_ATTEMPTS = 3
+_SQL = statements.load("cancel")
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAnswer:
+    """What became of a cancel: the state that won, of the lineage's last attempt ``run_id``.
+
+    ``changed`` is False where it had been asked for before.
+    """
+
+    run_id: UUID
+    requested_id: UUID
+    job: str
+    status: JobRunStatus
+    changed: bool
+    cancellation_warning: str | None = None
+    event: RunEvent | None = None
+
+
+def request_cancel(connection: Connection, run_id: UUID | str, *, actor: str) -> CancelAnswer:
+    """Record the intent in the caller's transaction, which should bound its waits for locks.
+
+    ``run_id`` is the id of any attempt, or an alias; it stands for the lineage's last attempt.
+    Raises UnknownRun; NotCancellable, which says how the run ended; and the driver's errors.
+    """
+    asked = parameters.run_id(run_id, "run_id")
+    assert asked is not None
+    who = parameters.name(actor, "actor")
+    for _ in range(_RACES):
+        last = statements.row(connection, _SQL["last_attempt"], {"run_id": asked})
+        if last is None:
+            raise UnknownRun(f"no run has the id {asked}. List them with: celery -A tasks run list")
+        done = statements.row(connection, _SQL["cancel"], {"run_id": last["id"], "actor": who})
+        if done is not None:
+            status = JobRunStatus(done["status"])
+            return CancelAnswer(
+                run_id=done["id"],
+                requested_id=asked,
+                job=done["job"],
+                status=status,
+                changed=True,
+                event=_event(done) if status is JobRunStatus.CANCELLED else None,
+            )
+        now = statements.row(connection, _SQL["last_attempt"], {"run_id": asked})
+        if now is None or now["id"] != last["id"]:
+            continue  # a retry took its place meanwhile, and that is what has to be cancelled
+        status = JobRunStatus(now["status"])
+        if status in {JobRunStatus.CANCEL_REQUESTED, JobRunStatus.CANCELLED}:
+            return CancelAnswer(
+                run_id=now["id"],
+                requested_id=asked,
+                job=now["job"],
+                status=status,
+                changed=False,
+                cancellation_warning=now["cancellation_warning"],
+            )
+        if status in {JobRunStatus.SUCCEEDED, JobRunStatus.FAILED}:
+            raise NotCancellable(f"run {now['id']} has already ended as {status}")
+    raise TriggerBusy(f"run {asked}: its attempts keep changing; try again")
+
+
+def cancel(ports: Ports, run_id: UUID | str, *, actor: str) -> CancelAnswer:
+    """`request_cancel` in a transaction of its own, then the event.
+
+    It is repeated where its commit got no answer, which changes nothing more (R-R7). Raises UnknownRun and NotCancellable; TriggerBusy where another transaction holds the run;
+    DatabaseUnavailable where the control database is away.
+    """
+    changed = False
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with session.transaction(
+                lock_seconds=LOCK_SECONDS, patience=PATIENCE_SECONDS
+            ) as connection:
+                answer = request_cancel(connection, run_id, actor=actor)
+            break
+        except (psycopg.Error, DBAPIError) as error:
+            if sqlstate(error) in {"55P03", "40P01"}:
+                raise TriggerBusy(
+                    f"another open transaction holds run {run_id}; nothing was changed. "
+                    "Try again when that has ended"
+                ) from None
+            if not is_connection_lost(error):
+                raise
+            if attempt == _ATTEMPTS:
+                raise DatabaseUnavailable(
+                    "the control database (DATABASE_URL) is away, so the cancel may not be "
+                    f"stored: {first_line(error)}"
+                ) from None
+            changed = True
+    if answer.event is not None:
+        ports.emit(answer.event)
+    if changed and not answer.changed:
+        # An attempt of this very call had landed without an answer.
+        return CancelAnswer(
+            answer.run_id, answer.requested_id, answer.job, answer.status, True,
+            answer.cancellation_warning,
+        )  # fmt: skip
+    return answer
+
+
+def _event(row: dict[str, object]) -> RunEvent:
+    previous = row["previous_run_id"]
+    return RunEvent(
+        kind="cancelled",
+        run_id=UUID(str(row["id"])),
+        root_run_id=UUID(str(row["root_run_id"])),
+        previous_run_id=None if previous is None else UUID(str(previous)),
+        job=str(row["job"]),
+        attempt=int(str(row["attempt"])),
+        queue=str(row["queue"]),
+    )

@@ -1,0 +1,154 @@
+"""Doing the work of a held run: its inputs opened, its handler called, its end judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from db.envelopes import EnvelopeError, open_envelope
+from db.keyring import Keyring, KeyringError
+from db.redaction import redact, secrets_of
+from dispatch import finalization
+from dispatch.claims import ClaimedRun
+from dispatch.context import (
+    BoundDatasource,
+    ChildJob,
+    HandlerFailure,
+    Outcome,
+    RunContext,
+    RunStopped,
+    Snooze,
+)
+from dispatch.finalization import Ending
+from dispatch.handlers import Handler
+from dispatch.held import HeldRun
+from dispatch.runlog import RunLog, RunLogger
+
+Spawn = Callable[[ClaimedRun, Sequence[ChildJob]], Any]
+"""Stores the child jobs of a run and enqueues a run of each; returns when they are durable."""
+
+_STOPPED: Mapping[str, str] = {
+    "worker_shutdown": "the worker shut down before the run ended",
+    "timeout": "the run took longer than its job's timeout",
+    "cancelled": "the run was cancelled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A claim's datasources, opened; ``secrets`` are those of both."""
+
+    source: BoundDatasource | None
+    sink: BoundDatasource | None
+    secrets: frozenset[str]
+
+
+def open_inputs(claimed: ClaimedRun, keyring: Keyring) -> Inputs:
+    """Open the snapshots of a claim. Raises EnvelopeError, which names the datasource."""
+    source = _open(
+        keyring, claimed.source_datasource_id, claimed.source_envelope, claimed.snapshot, "source"
+    )
+    sink = _open(
+        keyring, claimed.sink_datasource_id, claimed.sink_envelope, claimed.snapshot, "sink"
+    )
+    secrets = frozenset[str]().union(*(secrets_of(side.config) for side in (source, sink) if side))
+    return Inputs(source, sink, secrets)
+
+
+def _open(
+    keyring: Keyring,
+    datasource_id: UUID | None,
+    envelope: Mapping[str, Any] | None,
+    snapshot: Mapping[str, Any],
+    side: str,
+) -> BoundDatasource | None:
+    if datasource_id is None or envelope is None:
+        return None
+    named = snapshot.get(side) or {}
+    name = str(named.get("name") or datasource_id)
+    config = open_envelope(keyring, datasource_id, envelope, name=name)
+    return BoundDatasource(datasource_id, name, str(named.get("connector")), config)
+
+
+def context_of(
+    claimed: ClaimedRun, log: RunLog, inputs: Inputs, spawn: Spawn | None = None
+) -> RunContext:
+    """The run as its handler sees it."""
+    return RunContext(
+        id=claimed.id,
+        root_run_id=claimed.root_run_id,
+        job=claimed.job,
+        job_id=claimed.job_id,
+        attempt=claimed.attempt,
+        fence=claimed.fence,
+        definition=claimed.definition,
+        params=claimed.params,
+        source=inputs.source,
+        sink=inputs.sink,
+        watermark=claimed.snapshot.get("watermark"),
+        log=RunLogger(claimed.id, log),
+        spawn=None if spawn is None else lambda children: spawn(claimed, children),
+    )
+
+
+def perform(run: HeldRun, handler: Handler) -> Ending | None:
+    """Call the handler and judge how it ended; None where the run was fenced: nothing is written.
+
+    What is no Exception, and is not how a handler stops or snoozes, passes through. The secrets of
+    the run should be known to db.redaction meanwhile.
+    """
+    context = run.context
+    try:
+        returned = handler(context)
+    except Snooze as snoozed:
+        return finalization.snooze(snoozed.delay, run.fresh_progress())
+    except RunStopped as stopped:
+        return stopped_by(run, context.stop_reason or stopped.reason)
+    except Exception as error:
+        # Breaking a blocking call is how work is stopped, so its error is not the run's.
+        if context.stop_reason is not None:
+            return stopped_by(run, context.stop_reason)
+        context.log.error("the run failed: %s", type(error).__name__, exc_info=error)
+        if isinstance(error, HandlerFailure):
+            return _failed(run, error.code, str(error), permanent=error.permanent)
+        return _failed(run, "handler_error", f"{type(error).__name__}: {error}")
+    outcome = returned if isinstance(returned, Outcome) else Outcome(result=returned)
+    return finalization.success(outcome, run.fresh_progress())
+
+
+def stopped_by(run: HeldRun, reason: str) -> Ending | None:
+    """The end of work that was told to stop, or does not heed it; None where it was fenced."""
+    if reason == "fenced":
+        return None
+    code = reason if reason in finalization.ERROR_CODES else "handler_error"
+    return _failed(run, code, _STOPPED.get(reason, f"the run was stopped: {reason}"))
+
+
+def refused(run: HeldRun, error: Exception) -> Ending:
+    """The end of a run whose outcome cannot be stored: a failure that says why."""
+    return _failed(run, "handler_error", redact(str(error)), permanent=True)
+
+
+def unreadable(claimed: ClaimedRun, error: EnvelopeError | KeyringError) -> Ending:
+    """The end of a run whose snapshot this worker cannot open."""
+    return finalization.failure(claimed, "snapshot_unreadable", redact(str(error)))
+
+
+def unknown_handler(claimed: ClaimedRun, name: str) -> Ending:
+    """The end of a run that was claimed and whose handler this process lost since."""
+    return finalization.failure(
+        claimed, "no_handler", f"this worker knows no handler {name!r}; see CLAIMCHECK_HANDLERS"
+    )
+
+
+def _failed(run: HeldRun, code: str, message: str, *, permanent: bool = False) -> Ending:
+    return finalization.failure(
+        run.claimed,
+        code,
+        redact(message),
+        permanent=permanent,
+        progress=run.fresh_progress(),
+        warning=run.context.warning,
+    )

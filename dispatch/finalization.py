@@ -1,0 +1,341 @@
+"""The end of an attempt, recorded under its token in one transaction (R-F1 to R-F4, R-R7)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from db import statements
+from db.failures import first_line, is_connection_lost
+from db.link import Link
+from dispatch import offers
+from dispatch.chains import enqueue_next_of_chain
+from dispatch.claims import ClaimedRun
+from dispatch.context import Outcome, Progress
+from dispatch.errors import ClaimcheckError, InvalidParameters, TriggerBusy
+from dispatch.leases import log_parameters, log_statement, progress_parameters
+from dispatch.lifecycle import JobRunStatus
+from dispatch.parameters import to_json
+from dispatch.policy import RetryPolicy
+from dispatch.ports import EventKind, Offer, Ports, RunEvent
+from dispatch.runlog import RunLog
+
+MAX_RESULT_BYTES = 1024 * 1024
+MAX_MESSAGE = 8_000
+ERROR_CODES = frozenset(
+    {
+        "lease_expired",
+        "worker_lost",
+        "worker_shutdown",
+        "timeout",
+        "handler_error",
+        "permanent",
+        "source_error",
+        "sink_error",
+        "verify_failed",
+        "no_handler",
+        "snapshot_unreadable",
+        "snoozed",
+    }
+)
+PATIENCE_SECONDS = 900.0
+"""How long a finish is repeated while the database is away; the slot could claim nothing anyway."""
+
+logger = logging.getLogger("claimcheck.finalization")
+_SQL = statements.load("finish")
+_EVENTS: Mapping[JobRunStatus, EventKind] = {
+    JobRunStatus.SUCCEEDED: "succeeded",
+    JobRunStatus.FAILED: "failed",
+    JobRunStatus.CANCELLED: "cancelled",
+    JobRunStatus.RETRY_SCHEDULED: "retried",
+}
+
+
+class FinishRefused(ClaimcheckError):
+    """The database refuses what the handler handed back; the run is recorded as failed instead."""
+
+
+class FinishLost(ClaimcheckError):
+    """The control database stayed away, so the end of the run may not be recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What a worker wants to record; a cancel that was recorded first wins over all of it (R-F4).
+
+    ``delay`` is in seconds from the end, by the database's clock, until the new attempt.
+    """
+
+    status: JobRunStatus
+    error_code: str | None = None
+    error_message: str | None = None
+    outcome: Outcome | None = None
+    progress: Progress | None = None
+    warning: str | None = None
+    delay: float = 0.0
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the statement ``finish``. Raises FinishRefused."""
+        outcome = self.outcome or Outcome()
+        found = progress_parameters(self.progress)
+        if outcome.rows_processed is not None:
+            found["rows_processed"] = outcome.rows_processed
+        try:
+            result = to_json(outcome.result, "the handler's result", MAX_RESULT_BYTES)
+            counters = to_json(dict(outcome.counters), "the run's counters")
+        except InvalidParameters as error:
+            raise FinishRefused(str(error)) from None
+        if outcome.watermark is not None and outcome.watermark_type is None:
+            raise FinishRefused("the watermark has no type by which it could be compared")
+        return {
+            **found,
+            "status": self.status,
+            "error_code": self.error_code,
+            "error_message": self.error_message,
+            "warning": self.warning,
+            "delay": self.delay,
+            "result": None if outcome.result is None else result,
+            "counters": counters if outcome.counters else None,
+            "watermark": outcome.watermark,
+            "watermark_type": outcome.watermark_type,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How an attempt ended. ``offers`` are wake-ups of runs that its end created and are due."""
+
+    run_id: UUID
+    job_id: UUID | None
+    job: str
+    root_run_id: UUID
+    previous_run_id: UUID | None
+    attempt: int
+    queue: str
+    status: JobRunStatus
+    error_code: str | None
+    error_message: str | None
+    rows_processed: int | None
+    runtime: float | None
+    next_run_id: UUID | None
+    exclusive: bool
+    slot_key: str | None
+    offers: Sequence[Offer] = field(default=())
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], offers: Sequence[Offer] = ()) -> Finished:
+        """Read a row of the statement ``finish`` or ``finish_by_token``."""
+        return cls(
+            run_id=row["id"],
+            job_id=row["job_id"],
+            job=row["job"],
+            root_run_id=row["root_run_id"],
+            previous_run_id=row["previous_run_id"],
+            attempt=row["attempt"],
+            queue=row["queue"],
+            status=JobRunStatus(row["status"]),
+            error_code=row["error_code"],
+            error_message=row["error_message"],
+            rows_processed=row["rows_processed"],
+            runtime=row["runtime"],
+            next_run_id=row["next_run_id"],
+            exclusive=row["exclusive"],
+            slot_key=row["slot_key"],
+            offers=offers,
+        )
+
+    @property
+    def event(self) -> RunEvent:
+        fields: dict[str, Any] = {"runtime": self.runtime, "rows": self.rows_processed}
+        if self.error_code is not None:
+            fields |= {"error_code": self.error_code, "message": self.error_message}
+        return RunEvent(
+            kind=_EVENTS[self.status],
+            run_id=self.run_id,
+            root_run_id=self.root_run_id,
+            previous_run_id=self.previous_run_id,
+            job=self.job,
+            attempt=self.attempt,
+            queue=self.queue,
+            fields={name: value for name, value in fields.items() if value is not None},
+        )
+
+
+def success(outcome: Outcome, progress: Progress | None = None) -> Ending:
+    """The work is done."""
+    return Ending(JobRunStatus.SUCCEEDED, outcome=outcome, progress=progress)
+
+
+def failure(
+    claimed: ClaimedRun,
+    code: str,
+    message: str,
+    *,
+    permanent: bool = False,
+    progress: Progress | None = None,
+    warning: str | None = None,
+) -> Ending:
+    """The attempt ended without success: FAILED, or by its policy a retry (R-R4)."""
+    if code not in ERROR_CODES:
+        code = "handler_error"
+    text = message.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()[:MAX_MESSAGE]
+    policy = RetryPolicy.of(claimed.definition)
+    again = not permanent and claimed.attempt < claimed.max_attempts and policy.allows(code)
+    return Ending(
+        JobRunStatus.RETRY_SCHEDULED if again else JobRunStatus.FAILED,
+        error_code=code,
+        error_message=text,
+        progress=progress,
+        warning=warning,
+        delay=policy.delay(claimed.attempt, code, claimed.previous_code) if again else 0.0,
+    )
+
+
+def snooze(delay: float, progress: Progress | None = None) -> Ending:
+    """The handler gave the run back for ``delay`` seconds; the attempt does not count (R-R3)."""
+    seconds = max(0.0, float(delay))
+    return Ending(
+        JobRunStatus.RETRY_SCHEDULED,
+        error_code="snoozed",
+        error_message=f"snoozed for {seconds:g} s",
+        progress=progress,
+        delay=seconds,
+    )
+
+
+class RunFinalizationService:
+    """Records ends of attempts, then tells of them. Safe to share between threads."""
+
+    def __init__(self, ports: Ports, *, patience: float = PATIENCE_SECONDS) -> None:
+        self._ports = ports
+        self._patience = patience
+
+    def finish(
+        self,
+        link: Link,
+        claimed: ClaimedRun,
+        ending: Ending,
+        *,
+        log: RunLog | None = None,
+        gives_up: Callable[[], bool] = lambda: False,
+    ) -> Finished | None:
+        """Record ``ending`` under the run's token; None means FENCED: nothing was written (R-F1).
+
+        The state, counters, watermark, audit record, log and the next attempt commit together
+        (R-F2). While the database is away it is repeated for `patience` seconds or until
+        ``gives_up``; what became of an unanswered commit is read by the token (R-R7).
+
+        Raises FinishRefused where a value does not fit, and FinishLost.
+        """
+        asked = {
+            **ending.parameters(),
+            "run_id": claimed.id,
+            "token": claimed.token,
+            "actor": claimed.executor,
+        }
+        give_up_at = time.monotonic() + self._patience
+        pause = 0.05
+        is_uncertain = False
+        while True:
+            try:
+                finished = self._write(link, claimed, asked, log)
+                if finished is None and is_uncertain:
+                    finished = self._told_by_token(link, claimed, ending)
+                return finished
+            except (psycopg.errors.LockNotAvailable, TriggerBusy):
+                pass  # someone holds the row; it is ours to finish as soon as they let go
+            except (
+                psycopg.DataError,
+                psycopg.IntegrityError,
+                psycopg.errors.UndefinedObject,
+            ) as error:
+                raise FinishRefused(first_line(error)) from None
+            except psycopg.Error as error:
+                if not is_connection_lost(error):
+                    raise
+                link.close()
+                is_uncertain = True
+                logger.warning(
+                    "no answer to the finish of run %s (%s)", claimed.id, type(error).__name__
+                )
+            if gives_up() or time.monotonic() + pause > give_up_at:
+                raise FinishLost(f"the end of run {claimed.id} may not be recorded")
+            time.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+    def announce(self, finished: Finished) -> None:
+        """Tell of a recorded end: the wake-ups of what it created, then its event."""
+        if finished.offers:
+            offers.publish(self._ports, finished.offers)
+        self._ports.emit(finished.event)
+
+    def offer_freed(
+        self, link: Link, job_id: UUID, *, exclusive: bool, slot_key: str | None
+    ) -> Offer | None:
+        """Offer the next run that waited for a job's turn or a concurrency slot (R-D7).
+
+        Raises psycopg.Error.
+        """
+        row = link.row(
+            _SQL["offer_freed"], {"job_id": job_id, "exclusive": exclusive, "slot_key": slot_key}
+        )
+        if row is None:
+            return None
+        offer = Offer(row["id"], row["queue"], row["priority"])
+        self._ports.offer([offer])
+        return offer
+
+    def _write(
+        self, link: Link, claimed: ClaimedRun, asked: Mapping[str, Any], log: RunLog | None
+    ) -> Finished | None:
+        delta = None if log is None else log.pending()
+        if delta is None and not claimed.has_chain:
+            row = link.row(_SQL["finish"], {**asked, "in_transaction": False})
+            assert row is not None
+            if row["id"] is not None:
+                return Finished.of(row, _next_attempt(row, asked))
+            if not row["chained"]:
+                return None
+        with link.get().transaction():
+            connection = link.get()
+            if delta is not None:
+                statements.rows(
+                    connection, log_statement(), log_parameters(claimed.id, claimed.token, delta)
+                )
+            row = statements.row(connection, _SQL["finish"], {**asked, "in_transaction": True})
+            assert row is not None
+            if row["id"] is None:
+                return None
+            due = _next_attempt(row, asked)
+            if row["status"] == JobRunStatus.SUCCEEDED:
+                handles = enqueue_next_of_chain(connection, row["id"], row["chain"])
+                due += [handle.offer for handle in handles if handle.offerable]
+        if delta is not None and log is not None:
+            log.stored(delta)
+        return Finished.of(row, due)
+
+    def _told_by_token(self, link: Link, claimed: ClaimedRun, ending: Ending) -> Finished | None:
+        """Whether an unanswered finish had landed, or someone else's came before it."""
+        row = link.row(_SQL["finish_by_token"], {"run_id": claimed.id, "token": claimed.token})
+        if row is None:
+            return None
+        found = Finished.of(row)
+        if found.status is not JobRunStatus.CANCELLED and (found.status, found.error_code) != (
+            ending.status,
+            ending.error_code,
+        ):
+            return None  # the lease ran out meanwhile, and the run was recovered
+        # Its wake-ups may have gone with the answer; one too many is only a hint.
+        return Finished.of(row, _next_attempt(row, {"delay": ending.delay}))
+
+
+def _next_attempt(row: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Offer]:
+    if row["next_run_id"] is None or asked["delay"] > 0:
+        return []
+    return [Offer(row["next_run_id"], row["queue"], row["priority"])]
