@@ -84,7 +84,9 @@ def request_cancel(connection: Connection, run_id: UUID | str, *, actor: str) ->
 def cancel(ports: Ports, run_id: UUID | str, *, actor: str) -> CancelAnswer:
     """`request_cancel` in a transaction of its own, then the event.
 
-    It is repeated where its commit got no answer, which changes nothing more (R-R7). Raises UnknownRun and NotCancellable; TriggerBusy where another transaction holds the run;
+    It is repeated where its commit got no answer, which changes nothing more (R-R7).
+
+    Raises UnknownRun and NotCancellable; TriggerBusy where another transaction holds the run;
     DatabaseUnavailable where the control database is away.
     """
     changed = False
