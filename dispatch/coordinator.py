@@ -86,7 +86,8 @@ class WorkerDispatchCoordinator:
         self._keeper = LeaseKeeper(
             RunLeaseService(self._lease_seconds), record=self._record_stuck, on_stuck=on_stuck
         )
-        self._links = threading.local()
+        self._links: dict[threading.Thread, Link] = {}
+        self._links_lock = threading.Lock()
         self._drain_at: float | None = None
 
     # Life cycle
@@ -113,14 +114,25 @@ class WorkerDispatchCoordinator:
             self._hand_on(queue)
         return done
 
-    def drain(self, seconds: float | None = None) -> None:
+    def run_only(self, run_id: UUID) -> bool:
+        """Execute the named run and no other; False where it cannot be claimed now.
+
+        Raises psycopg.Error where the control database is away.
+        """
+        claimed = None if self.is_draining else self._claims.directed(self._link, run_id)
+        if claimed is not None:
+            self._next(claimed.queue, self._execute(claimed), claimed, may_go_on=False)
+        return claimed is not None
+
+    def drain(self, seconds: float | None = None, stop_grace: float | None = None) -> None:
         """Claim nothing more; stop what still runs in ``seconds`` (default: the setting) (R-D8).
 
-        Returns at once, and may be called again to shorten the time. Fit for a signal handler.
+        Work that was stopped so has ``stop_grace`` seconds to end. Returns at once, and may be
+        called again to shorten the time. Fit for a signal handler.
         """
         grace = self._shutdown_seconds if seconds is None else seconds
         self._drain_at = time.monotonic() + grace
-        self._keeper.drain(grace)
+        self._keeper.drain(grace, stop_grace)
 
     @property
     def is_draining(self) -> bool:
@@ -140,14 +152,22 @@ class WorkerDispatchCoordinator:
         return self._keeper.wait(seconds)
 
     def close(self) -> None:
-        """Close the calling thread's connection."""
-        self._link.close()
+        """Close all its connections; no thread may be at work any more."""
+        with self._links_lock:
+            for link in self._links.values():
+                link.close()
+            self._links.clear()
 
     @property
     def _link(self) -> Link:
-        link = getattr(self._links, "link", None)
+        thread = threading.current_thread()
+        link = self._links.get(thread)
         if link is None:
-            link = self._links.link = Link("claimcheck worker", patience=CLAIM_PATIENCE_SECONDS)
+            link = Link("claimcheck worker", patience=CLAIM_PATIENCE_SECONDS)
+            with self._links_lock:
+                for other in [other for other in self._links if not other.is_alive()]:
+                    self._links.pop(other).close()
+                self._links[thread] = link
         return link
 
     # Claiming

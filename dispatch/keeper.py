@@ -78,6 +78,7 @@ class LeaseKeeper:
         self._wake_read, self._wake_write = -1, -1
         self._stopping = False
         self._drain_at: float | None = None
+        self._drain_grace = self._stop_grace
         self._listening: session.ControlConnection | None = None
         self._link = Link(
             "claimcheck heartbeat",
@@ -107,9 +108,13 @@ class LeaseKeeper:
         with self._for_watch:
             self._held.pop(run.id, None)
 
-    def drain(self, seconds: float) -> None:
-        """Stop every run that is still held in ``seconds`` from now with ``worker_shutdown``."""
+    def drain(self, seconds: float, stop_grace: float | None = None) -> None:
+        """Stop every run that is still held in ``seconds`` from now with ``worker_shutdown``.
+
+        Such work has ``stop_grace`` seconds to stop, by default what any work has.
+        """
         # No lock here: a signal handler may call this, interrupting the holder of one.
+        self._drain_grace = self._stop_grace if stop_grace is None else stop_grace
         self._drain_at = time.monotonic() + seconds
         threading.Thread(target=self._notify, name="claimcheck-drain", daemon=True).start()
 
@@ -355,6 +360,8 @@ class LeaseKeeper:
         return limits
 
     def _grace(self, reason: str) -> float:
+        if reason == "worker_shutdown":
+            return self._drain_grace
         if reason != "cancelled":
             return self._stop_grace
         # Where nothing can end the work, the run stays what it is: held, and asked to stop.

@@ -19,6 +19,8 @@ logger = logging.getLogger("claimcheck.worker")
 
 HONCHO_SECONDS = 4.0
 """How long runs go on under honcho, which kills the whole group five seconds after its signal."""
+HONCHO_STOP_SECONDS = 0.4
+"""How long they may take there to stop, so that their end is recorded before the kill."""
 
 
 class Level(IntEnum):
@@ -36,6 +38,11 @@ def grace(level: Level) -> float:
     return min(seconds, HONCHO_SECONDS) if "HONCHO_PROCESS_NAME" in os.environ else seconds
 
 
+def stop_grace() -> float | None:
+    """Seconds that work may take to stop once it is told to, where less than usual is left."""
+    return HONCHO_STOP_SECONDS if "HONCHO_PROCESS_NAME" in os.environ else None
+
+
 class Bells:
     """One bell for each level, made in the parent and heard in it and in all its children."""
 
@@ -43,8 +50,6 @@ class Bells:
         self._pid: int | None = None
         self._pipes: list[tuple[int, int]] = []
         self._rung: set[Level] = set()
-        # This process rings its own bell here: a signal of its own reached it.
-        self._own: tuple[int, int] | None = None
 
     def hang(self) -> None:
         """Make the bells, in the parent and before it has children."""
@@ -59,11 +64,6 @@ class Bells:
             self._rung.add(level)
             os.close(self._pipes[level][1])
 
-    def ring_here(self, level: Level) -> None:
-        """Let this process alone hear it. System calls only: fit for a signal handler."""
-        if self._own is not None:
-            os.write(self._own[1], bytes([level]))
-
     def forked(self) -> None:
         """In a child: let go of the parent's end."""
         if self._pid is not None and self._pid != os.getpid() and self._pipes:
@@ -75,32 +75,27 @@ class Bells:
 
     def listen(self, heard: Callable[[Level], None]) -> None:
         """Call ``heard`` from a thread of its own, for each level that is rung."""
-        self._own = os.pipe()
-        threading.Thread(
-            target=self._listen, args=(heard,), name="claimcheck-drain", daemon=True
-        ).start()
+        readers = dict(zip((reader for reader, _ in self._pipes), Level, strict=False))
+        if readers:
+            threading.Thread(
+                target=_listen, args=(readers, heard), name="claimcheck-drain", daemon=True
+            ).start()
 
-    def _listen(self, heard: Callable[[Level], None]) -> None:
-        assert self._own is not None
-        poll = select.poll()
-        own = self._own[0]
-        poll.register(own, select.POLLIN)
-        levels = dict(zip((reader for reader, _ in self._pipes), Level, strict=False))
-        for reader in levels:
-            poll.register(reader, select.POLLIN | select.POLLHUP)
-        parent = os.getppid()
-        while True:
-            for ready, _ in poll.poll():
-                if ready == own:
-                    level = Level(os.read(own, 1)[0])
-                else:
-                    poll.unregister(ready)
-                    # A parent that is gone rings all its bells; its children's runs may end.
-                    level = levels[ready] if os.getppid() == parent else Level.WARM
-                try:
-                    heard(level)
-                except Exception:
-                    logger.exception("the drain could not be started")
+
+def _listen(readers: dict[int, Level], heard: Callable[[Level], None]) -> None:
+    poll = select.poll()
+    for reader in readers:
+        poll.register(reader, select.POLLIN)
+    parent = os.getppid()
+    while readers:
+        for ready, _ in poll.poll():
+            poll.unregister(ready)
+            level = readers.pop(ready)
+            # A parent that is gone rings all its bells; its children's runs may end.
+            try:
+                heard(level if os.getppid() == parent else Level.WARM)
+            except Exception:
+                logger.exception("the drain could not be started")
 
 
 bells = Bells()

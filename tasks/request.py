@@ -57,19 +57,20 @@ def release(pid: int) -> None:
     """Let the lease of a dead child's run go at once (R-L5), in bounded time."""
     from db import session
     from dispatch import recovery
+    from tasks.ports import PORTS
 
     if time.monotonic() < _Rest.until:
         return
     executor = identity.executor_of_child(pid)
     try:
         with session.connect("claimcheck release", patience=RELEASE_SECONDS) as connection:
-            released = recovery.release_lease(connection, executor)
+            released = recovery.release_lease(connection, executor, PORTS)
     except Exception as error:
         # The parent's loop serves all its children: one slow answer is enough.
         _Rest.until = time.monotonic() + _REST_SECONDS
         logger.warning("the lease of child %s expires by itself: %s", pid, type(error).__name__)
         return
-    for run_id in released or ():
+    for run_id in released:
         logger.warning("child %s died; the lease of its run %s was released", pid, run_id)
 
 
