@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from sqlalchemy import func, select
@@ -12,6 +13,7 @@ from sqlalchemy.orm import Session
 from db.envelopes import EnvelopeError, open_envelope, seal
 from db.keyring import Keyring
 from db.models import Datasource
+from db.redaction import secrets_of
 from dispatch import audit, catalog, jobs
 from dispatch.changes import SECRET, Change, Difference, differences
 from dispatch.definitions import DatasourceDefinition, parse_datasource
@@ -205,3 +207,26 @@ def _checked(
     if report.problems or found is None:
         raise DefinitionError(report.problems)
     return found
+
+
+def endpoint(config: Mapping[str, Any]) -> str | None:
+    """Where a configuration points, such as ``postgresql://shop.example:5432/shop``.
+
+    Built from the parts that hold no secret; None where they cannot be told apart safely.
+    """
+    url = config.get("url")
+    if isinstance(config.get("path"), str):
+        found = str(config["path"])
+    elif isinstance(url, str) and "://" in url:
+        try:
+            parts = urlsplit(url)
+            port = "" if parts.port is None else f":{parts.port}"
+        except ValueError:
+            return None
+        # A password with an unencoded slash would stand in what looks like the path.
+        if "@" in parts.path:
+            return None
+        found = f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
+    else:
+        return None
+    return None if any(secret in found for secret in secrets_of(config)) else found

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.models import ConcurrencyKey, Job, JobRun
+from db.models import ConcurrencyKey, Datasource, Job, JobRun
 from dispatch import audit, catalog, jobschedules
 from dispatch.changes import Change, Difference, differences
 from dispatch.definitions import bind, check_limits
@@ -27,14 +27,16 @@ _WATERMARK_BASIS = ("mode", "source", "sink", "watermark", "tables", "handler")
 
 def stored_definition(session: Session, stored: Job) -> JobDefinition:
     """A stored job in the form that a definition file has after it was read."""
-    names = {found.id: found.name for found in catalog.datasources(session)}
+    # By key, so that a session that has read all datasources does not ask again.
+    source = session.get(Datasource, stored.source_id) if stored.source_id else None
+    sink = session.get(Datasource, stored.sink_id) if stored.sink_id else None
     return JobDefinition(
         name=stored.name,
         handler=stored.handler,
         definition=dict(stored.definition),
         overlap=stored.overlap,
-        source=names.get(stored.source_id) if stored.source_id else None,
-        sink=names.get(stored.sink_id) if stored.sink_id else None,
+        source=source.name if source else None,
+        sink=sink.name if sink else None,
         enabled=stored.enabled,
         paused=stored.paused,
     )
@@ -223,6 +225,30 @@ def remove(session: Session, name: str, *, actor: str) -> Change:
     audit.record(session, actor=actor, action="job.remove", subject=name, outcome="removed")
     catalog.notify_deadlines(session, name)
     return Change("remove", "job", name)
+
+
+def reset_watermark(session: Session, name: str, *, actor: str) -> Change | None:
+    """Forget how far a job has read, so that its next run reads everything; None where it has not.
+
+    Raises UnknownJob.
+    """
+    stored = catalog.job(session, name)
+    catalog.lock(session, Job, [stored.id])
+    before = stored.watermark
+    if before is None:
+        return None
+    stored.watermark = None
+    stored.watermark_type = None
+    stored.updated_at = func.clock_timestamp()
+    audit.record(
+        session,
+        actor=actor,
+        action="job.reset-watermark",
+        subject=name,
+        outcome="changed",
+        detail={"watermark": before},
+    )
+    return Change("edit", "job", name, (Difference("watermark", before, None),))
 
 
 def check_bindings(

@@ -38,6 +38,14 @@ def of_job(session: Session, job_id: UUID) -> list[JobSchedule]:
     return list(session.scalars(query))
 
 
+def by_job(session: Session) -> dict[UUID, list[JobSchedule]]:
+    """All schedules by their job's id, each list by name."""
+    found: dict[UUID, list[JobSchedule]] = {}
+    for stored in session.scalars(select(JobSchedule).order_by(JobSchedule.name)):
+        found.setdefault(stored.job_id, []).append(stored)
+    return found
+
+
 def lock_all(session: Session, job_ids: Collection[UUID]) -> None:
     """Lock the schedules of these jobs, before the jobs themselves are locked."""
     query = select(JobSchedule.id).where(JobSchedule.job_id.in_(job_ids))
@@ -249,3 +257,23 @@ def _stored(stored: JobSchedule) -> dict[str, Any]:
             enabled=stored.enabled,
         )
     )
+
+
+def as_json(stored: JobSchedule) -> dict[str, Any]:
+    """A schedule as commands show it; ``every`` is a duration such as ``15m``."""
+    every = stored.every_seconds
+    return {
+        "id": stored.id,
+        "name": stored.name,
+        "cron": stored.cron,
+        "timezone": stored.timezone,
+        "every": None if every is None else format_duration(every),
+        "misfire": stored.misfire,
+        "enabled": stored.enabled,
+        "next_fire_at": stored.next_fire_at,
+        "last_fire_at": stored.last_fire_at,
+        "failures": stored.failures,
+        "retry_at": stored.retry_at,
+        "created_at": stored.created_at,
+        "updated_at": stored.updated_at,
+    }

@@ -1,0 +1,60 @@
+-- name: server
+-- What the control database runs on, for `db status` and `doctor`.
+select current_setting('server_version') as server_version,
+  current_database() as database, current_user as role, current_schema() as schema,
+  pg_is_in_recovery() as is_standby, clock_timestamp() as now;
+
+-- name: volume
+-- How much the control database holds, by the server's statistics, and its fence.
+select pg_database_size(current_database()) as bytes,
+  (select greatest(reltuples, 0)::bigint from pg_class where oid = 'job_run'::regclass) as runs,
+  (select last_value from fence_seq) as fence;
+
+-- name: bump_fence
+-- Move the fence past every number that was handed out after the backup was taken (R-F5), with its
+-- audit record (R-X4).
+with moved as (
+  select setval('fence_seq', greatest((select last_value from fence_seq),
+    (select coalesce(max(fence), 0) from job_run)) + %(by)s::bigint) as fence
+), audited as (
+  insert into audit_event (actor, action, subject_type, subject, outcome, detail)
+  select %(actor)s::text, 'db.bump-fence', 'db', 'fence_seq', 'moved',
+    jsonb_build_object('fence', fence) from moved
+  returning id
+)
+select fence + 1 as next_fence from moved where exists (select from audited);
+
+-- name: beats
+-- The beats that listen on this database; a connection's name is seen by every role.
+select count(*) as beats from pg_stat_activity
+where application_name = 'claimcheck-beat' and datname = current_database();
+
+-- name: health
+-- What should not be: leases that nobody recovered, due schedules that nobody fired, schedules that
+-- fail, and due runs of jobs that may run which nobody has taken for a while.
+select
+  (select count(*) from job_run
+   where status in ('RUNNING', 'CANCEL_REQUESTED')
+     and lease_until < clock_timestamp() - interval '60 seconds') as expired_leases,
+  (select count(*) from job_schedule
+   where greatest(next_fire_at, retry_at) < clock_timestamp() - interval '60 seconds')
+    as overdue_schedules,
+  (select count(*) from job_schedule where failures > 0) as failing_schedules,
+  (select count(*) from job_run where status in ('RUNNING', 'CANCEL_REQUESTED')) as running;
+
+-- name: waiting
+-- The queues with runs that have been due for a minute, of jobs that may run, and their handlers.
+select r.queue, count(*) as runs, min(r.available_at) as since,
+  array_agg(distinct j.handler) as handlers
+from job j
+join job_run r on r.job_id = j.id
+left join datasource s on s.id = j.source_id
+left join datasource t on t.id = j.sink_id
+where r.status = 'PENDING' and r.available_at < clock_timestamp() - interval '60 seconds'
+  and j.enabled and not j.paused and j.source_enabled and j.sink_enabled
+  and coalesce(s.enabled, true) and coalesce(t.enabled, true)
+group by r.queue;
+
+-- name: handlers_of_jobs
+-- The handlers that enabled jobs need.
+select distinct handler from job where enabled order by handler;

@@ -1,0 +1,143 @@
+"""Rotation of keys: which versions retained envelopes need, and wrapping them anew (R-X3)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from db import session, statements
+from db.envelopes import EnvelopeError, rewrap
+from db.keyring import Keyring
+
+BATCH = 200
+LOCK_SECONDS = 1.0
+
+_SQL = statements.load("keys")
+_EMPTY = json.dumps({})
+
+
+@dataclass(slots=True)
+class Reencrypted:
+    """What one pass did. ``unreadable`` names what needs a key that this keyring lacks."""
+
+    datasources: int = 0
+    snapshots: int = 0
+    unreadable: list[str] = field(default_factory=list)
+    complete: bool = True
+    """False where ``limit`` ended the pass early; the next one goes on."""
+
+    @property
+    def total(self) -> int:
+        return self.datasources + self.snapshots
+
+
+def versions_in_use() -> dict[str, dict[str, int]]:
+    """Retained envelopes by key version: ``{"v1": {"datasources": 2, "snapshots": 40}}``."""
+    found: dict[str, dict[str, int]] = {}
+    with session.transaction() as connection:
+        for row in statements.rows(connection, _SQL["versions_in_use"]):
+            counts = found.setdefault(row["key_version"], {"datasources": 0, "snapshots": 0})
+            counts[row["kind"]] = row["envelopes"]
+    return found
+
+
+def free_versions(keyring: Keyring, in_use: Mapping[str, Any]) -> list[str]:
+    """The versions of the keyring that nothing retained needs, the current one aside."""
+    return [
+        version
+        for version in keyring.versions
+        if version != keyring.current and version not in in_use
+    ]
+
+
+def reencrypt(
+    keyring: Keyring,
+    *,
+    actor: str,
+    limit: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Reencrypted:
+    """Wrap every retained data key under the current version, in short transactions.
+
+    Repeating it is harmless, an interrupted pass is gone on with, and what a claim holds is
+    passed over: see what remains afterwards with ``versions_in_use``. At most ``limit`` rows are
+    changed. ``progress`` is told the rows changed so far. Raises the driver's errors.
+    """
+    done = Reencrypted()
+    try:
+        _pass(keyring, "datasources_to_rewrap", _rewrap_datasource, done, limit, progress)
+        _pass(keyring, "runs_to_rewrap", _rewrap_run, done, limit, progress)
+    finally:
+        if done.total:
+            detail = {"datasources": done.datasources, "snapshots": done.snapshots}
+            with session.transaction() as connection:
+                asked = {"actor": actor, "current": keyring.current, "detail": json.dumps(detail)}
+                statements.rows(connection, _SQL["record_reencryption"], asked)
+    return done
+
+
+Rewrap = Callable[[Connection, Keyring, Mapping[str, Any], Reencrypted], None]
+
+
+def _pass(
+    keyring: Keyring,
+    candidates: str,
+    rewrap_row: Rewrap,
+    done: Reencrypted,
+    limit: int | None,
+    progress: Callable[[int], None] | None,
+) -> None:
+    after: UUID | None = None
+    changed = done.total
+    while True:
+        batch = BATCH if limit is None else min(BATCH, limit - changed)
+        if batch <= 0:
+            done.complete = False
+            return
+        asked = {"current": keyring.current, "after": after, "batch": batch}
+        with session.transaction(lock_seconds=LOCK_SECONDS) as connection:
+            rows = statements.rows(connection, _SQL[candidates], asked)
+            for row in rows:
+                try:
+                    rewrap_row(connection, keyring, row, done)
+                except EnvelopeError as error:
+                    done.unreadable.append(str(error))
+                else:
+                    changed += 1
+        if progress is not None:
+            progress(done.total)
+        if len(rows) < batch:
+            return
+        after = rows[-1]["id"]
+
+
+def _rewrap_datasource(
+    connection: Connection, keyring: Keyring, row: Mapping[str, Any], done: Reencrypted
+) -> None:
+    new = rewrap(keyring, row["envelope"], name=row["name"])
+    asked = {"id": row["id"], **{key: new[key] for key in ("key_version", "wrapped_key")}}
+    statements.rows(connection, _SQL["rewrap_datasource"], asked)
+    done.datasources += 1
+
+
+def _rewrap_run(
+    connection: Connection, keyring: Keyring, row: Mapping[str, Any], done: Reencrypted
+) -> None:
+    asked: dict[str, Any] = {"id": row["id"]}
+    count = 0
+    for side in ("source", "sink"):
+        snapshot = row[f"{side}_snapshot"]
+        asked[side] = _EMPTY
+        if snapshot is None or snapshot["key_version"] == keyring.current:
+            continue
+        name = f"the {side} of job {row['job_name']} in run {row['id']}"
+        new = rewrap(keyring, snapshot, name=name)
+        asked[side] = json.dumps({key: new[key] for key in ("key_version", "wrapped_key")})
+        count += 1
+    statements.rows(connection, _SQL["rewrap_snapshots"], asked)
+    done.snapshots += count

@@ -1,0 +1,154 @@
+"""Following a run to its end: its progress, its retries, and the runs that it enqueued."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+from sqlalchemy.exc import DBAPIError
+
+from db import session
+from db.failures import is_connection_lost
+from db.runs import JobRunRepository, Run
+from dispatch.lifecycle import JobRunStatus
+from tasks.commands.console import Output
+from tasks.commands.runs import EXIT_STATUS, as_json, named, summed_up
+
+FIRST_NAP_SECONDS = 0.05
+LONGEST_NAP_SECONDS = 0.5
+OUTAGE_SECONDS = 300.0
+"""How long watching outlasts a control database that is away."""
+_ENDED = frozenset(EXIT_STATUS)
+
+
+def watch(out: Output, run_id: UUID, *, extra: Mapping[str, Any] | None = None) -> int:
+    """Follow the lineage of a run to its end; the exit status.
+
+    Prints its progress for people, and with ``--json`` the final run, with ``extra`` in it. Of a
+    pattern job the child runs are followed too, and the worst of their ends counts.
+    """
+    with session.transaction() as connection:
+        root = named(JobRunRepository(connection), run_id)["root_run_id"]
+    with _bar(out) as bar:
+        last, children = _follow(out, root, bar)
+    if out.as_json:
+        found = {**as_json(last), **(extra or {})}
+        if children:
+            found["children"] = summed_up(children)
+        out.document(found)
+    else:
+        _tell_end(out, last, children)
+    ends = [EXIT_STATUS[JobRunStatus(run["status"])] for run in (last, *children)]
+    # A failure weighs more than a cancellation.
+    return 1 if 1 in ends else max(ends)
+
+
+def _follow(out: Output, root: UUID, bar: Progress) -> tuple[Run, list[Run]]:
+    shown = bar.add_task("", total=None, run=None)
+    nap = FIRST_NAP_SECONDS
+    answered = time.monotonic()
+    told: UUID | None = None
+    while True:
+        try:
+            with session.transaction() as connection:
+                runs = JobRunRepository(connection)
+                last = runs.last(root)
+                assert last is not None, "retention removes no run that is not finished for long"
+                ended = last["status"] in _ENDED
+                children = runs.children(last["id"]) if ended else []
+            answered = time.monotonic()
+        except DBAPIError as error:
+            if not is_connection_lost(error) or time.monotonic() - answered > OUTAGE_SECONDS:
+                raise
+        else:
+            if told is not None and told != last["id"]:
+                out.say(f"attempt {last['attempt']}: {last['id']}", "yellow")
+            told = last["id"]
+            _show(bar, shown, last, children)
+            if ended and all(child["status"] in _ENDED for child in children):
+                return last, children
+        time.sleep(nap)
+        nap = min(LONGEST_NAP_SECONDS, nap * 1.3)
+
+
+def _show(bar: Progress, shown: Any, last: Run, children: list[Run]) -> None:
+    if children:
+        ended = sum(child["status"] in _ENDED for child in children)
+        bar.update(
+            shown,
+            description=f"{last['job_name']} {ended} of {len(children)} tables",
+            completed=ended,
+            total=len(children),
+            run=None,
+        )
+        return
+    progress = last["progress"] or {}
+    done, total = progress.get("done"), progress.get("total")
+    if last["status"] == JobRunStatus.SUCCEEDED and last["rows_processed"] is not None:
+        done = total = last["rows_processed"]
+    bar.update(
+        shown,
+        description=f"{last['job_name']} {last['status']}",
+        # An estimate that was too low must not show more than all.
+        completed=done or 0,
+        total=None if not total else max(total, done or 0),
+        run={**progress, "done": done, "total": total},
+    )
+
+
+class _Counts(ProgressColumn):
+    """``12,000 / ~50,000``: rows done and in all; an estimate says that it is one."""
+
+    def render(self, task: Task) -> Text:
+        run = task.fields.get("run")
+        if not run or run["done"] is None:
+            return Text("")
+        text = f"{run['done']:,}"
+        if run["total"]:
+            about = "~" if run.get("total_is_estimate") and run["done"] != run["total"] else ""
+            text += f" / {about}{run['total']:,}"
+        if run.get("phase"):
+            text += f"  {run['phase']}"
+        return Text(text)
+
+
+def _bar(out: Output) -> Progress:
+    # Progress is a message: results are what stands on standard output at the end.
+    return Progress(
+        TextColumn("  {task.description}"),
+        BarColumn(bar_width=36),
+        _Counts(),
+        TimeElapsedColumn(),
+        console=out.messages,
+        transient=True,
+        disable=not out.messages.is_terminal,
+    )
+
+
+def _tell_end(out: Output, last: Run, children: list[Run]) -> None:
+    from tasks.commands.runs import STYLES, took
+
+    status = JobRunStatus(last["status"])
+    text = f"{last['job_name']} {status} after {took(last) or '0 s'}"
+    if last["rows_processed"] is not None:
+        text += f", {last['rows_processed']:,} rows"
+    out.say(text, STYLES[status])
+    if last["error_code"]:
+        out.say(f"{last['error_code']}: {last['error_message'] or ''}", "red")
+    if last["cancellation_warning"]:
+        out.say(last["cancellation_warning"], "yellow")
+    if children:
+        found = summed_up(children)
+        stands = ", ".join(f"{count} {status}" for status, count in found["by_status"].items())
+        out.say(f"{found['count']} tables: {stands}, {found['rows_processed']:,} rows")

@@ -1,0 +1,49 @@
+"""The connectors that there are, as definitions see them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tasks.replicate import registry
+from tasks.replicate.spec import ReplicationSpec, SpecError
+
+
+class RegisteredConnectors:
+    """The built-in connectors and those of the entry point group ``claimcheck.connectors``."""
+
+    def names(self) -> Collection[str]:
+        return list(registry.connectors())
+
+    def canonical(self, name: str) -> str:
+        """Raises UnknownConnector and MissingExtra, which are ValueErrors with the way out."""
+        return registry.get(name).name
+
+    def check_config(self, connector: str, config: Mapping[str, Any]) -> list[str]:
+        return registry.check_config(connector, config)
+
+    def secret_keys(self, connector: str) -> Collection[str]:
+        found = registry.connectors().get(connector)
+        # Of a connector that is not installed here nothing is known to be harmless.
+        return {"url"} if found is None else found.capabilities.secrets
+
+    def job_keys(self) -> Collection[str]:
+        return list(ReplicationSpec.model_fields)
+
+    def check_job(
+        self, definition: Mapping[str, Any], source: str | None, sink: str | None
+    ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        try:
+            spec = ReplicationSpec.parse(definition)
+        except SpecError as error:
+            return dict(definition), [(found.key, found.message) for found in error.problems]
+        problems = []
+        if source is not None and sink is not None:
+            for text in registry.problems(spec, source, sink):
+                key, separator, message = text.partition(": ")
+                problems.append((key, message) if separator else ("", text))
+        # What was not stated stays out: the spec gives it the same default at each reading.
+        return spec.model_dump(mode="json", exclude_unset=True, exclude_none=True), problems
+
+
+CONNECTORS = RegisteredConnectors()
