@@ -22,11 +22,9 @@ from tasks.replicate.connector import (
     TableName,
 )
 from tasks.replicate.connectors.postgresql import catalog, checksums, session, watermarks
+from tasks.replicate.connectors.postgresql.copyout import copy_out
 from tasks.replicate.connectors.postgresql.session import errors, identifier
 from tasks.replicate.names import join_name
-
-BLOCK = 64 * 1024
-"""Bytes gathered before they go on: a write for each message costs a fifth of the rate."""
 
 _TABLES = """
 select n.nspname, c.relname
@@ -144,24 +142,9 @@ class PostgreSQLSource(Source):
             Lane.COPY_CSV: sql.SQL("copy ({}) to stdout (format csv)"),
         }
         statement = formats[lane].format(_select(request, part, as_text=False))
-        with (
-            errors(SourceError, self._config),
-            self._connection.cursor() as cursor,
-            cursor.copy(statement) as copy,
-        ):
-            block: list[Any] = []
-            size = 0
-            # The server sends each row as a message of its own.
-            for message in copy:
-                block.append(message)
-                size += len(message)
-                if size >= BLOCK:
-                    yield Batch(b"".join(block), len(block), size)
-                    block.clear()
-                    size = 0
-            # In binary the last message is the trailer, not a row.
-            trailer = 1 if lane is Lane.COPY_BINARY and block else 0
-            yield Batch(b"".join(block), len(block) - trailer, size)
+        with errors(SourceError, self._config):
+            for block, rows in copy_out(self._connection, statement):
+                yield Batch(block, rows, len(block))
 
     def _rows(self, request: ReadRequest, part: Part) -> Iterator[Batch]:
         statement = _select(request, part, as_text=True)
