@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +22,9 @@ class Difference:
 
     def as_json(self) -> dict[str, Any]:
         return {"key": self.key, "from": self.before, "to": self.after}
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_short(self.before)} -> {_short(self.after)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,17 @@ def differences(
             )
         )
     return tuple(found)
+
+
+def audited(changes: Iterable[Difference]) -> dict[str, Any]:
+    """The form in which an audit record keeps what changed: ``{key: [before, after]}``."""
+    return {found.key: [found.before, found.after] for found in changes}
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    text = "none" if value is None else value if isinstance(value, str) else text
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,7 @@ from db.keyring import Keyring
 from db.models import Datasource
 from db.redaction import secrets_of
 from dispatch import audit, catalog, jobs
-from dispatch.changes import SECRET, Change, Difference, differences
+from dispatch.changes import SECRET, Change, Difference, audited, differences
 from dispatch.definitions import DatasourceDefinition, parse_datasource
 from dispatch.documents import DefinitionError, Report
 from dispatch.errors import InUse, NameTaken
@@ -42,7 +42,6 @@ def difference(
     if wanted.enabled is not None:
         after["enabled"] = wanted.enabled
     if stored is None:
-        after.setdefault("enabled", True)
         return Change("add", "datasource", wanted.name, differences({}, after, secret=secret))
     note = None
     try:
@@ -84,7 +83,7 @@ def store(
         action=f"datasource.{change.action}",
         subject=wanted.name,
         outcome="added" if change.action == "add" else "changed",
-        detail={"changes": [found.as_json() for found in change.differences]},
+        detail=audited(change.differences),
     )
     if enables:
         catalog.notify_work(session, [job.name for job in catalog.jobs_of(session, stored.id)])

@@ -16,9 +16,8 @@ from db.models import Datasource, Job
 from db.redaction import secrets_of
 from dispatch import catalog, datasources, jobs, jobschedules
 from dispatch.durations import format_duration
-from dispatch.jobdefinition import DEFAULT_MAX_ATTEMPTS, DEFAULT_QUEUE, REPLICATE, Connectors
+from dispatch.jobdefinition import Connectors, defaults
 from dispatch.misfires import Misfire
-from dispatch.policy import DEFAULT_BACKOFF_SECONDS, DESTRUCTIVE_MODE
 
 
 def export(session: Session, keyring: Keyring, connectors: Connectors) -> dict[str, Any]:
@@ -70,20 +69,22 @@ def _datasource(stored: Datasource, keyring: Keyring, connectors: Connectors) ->
 
 def _job(session: Session, stored: Job) -> dict[str, Any]:
     found = jobs.as_file(session, stored)
-    mode = found.get("mode") if stored.handler == REPLICATE else None
-    retry = _retry(found.pop("retry", None) or {}, repeats=mode != DESTRUCTIVE_MODE)
-    if not found.get("params"):
-        found.pop("params", None)
-    for key, default in (
-        ("timeout", None), ("concurrency", None), ("queue", DEFAULT_QUEUE), ("priority", 0),
-    ):  # fmt: skip
+    usual = defaults(stored.handler, found.get("mode"))
+    del usual["overlap"]  # stated where it stands in the definition, also as the default
+    stated = {
+        key: value for key, value in (found.pop("retry", None) or {}).items()
+        if value != usual["retry"][key]
+    }  # fmt: skip
+    for key, default in {**usual, "params": {}}.items():
         if found.get(key, default) == default:
             found.pop(key, None)
+    found = {key: _literal(value) for key, value in found.items()}
     if "timeout" in found:
         found["timeout"] = format_duration(found["timeout"])
-    found = {key: _literal(value) for key, value in found.items()}
-    if retry:
-        found["retry"] = retry
+    if "backoff" in stated:
+        stated["backoff"] = format_duration(stated["backoff"])
+    if stated:
+        found["retry"] = stated
     if not stored.enabled:
         found["enabled"] = False
     if stored.paused:
@@ -91,19 +92,6 @@ def _job(session: Session, stored: Job) -> dict[str, Any]:
     schedules = [_schedule(one) for one in jobschedules.of_job(session, stored.id)]
     if schedules:
         found["schedules"] = schedules
-    return found
-
-
-def _retry(retry: Mapping[str, Any], *, repeats: bool) -> dict[str, Any]:
-    defaults = {
-        "max_attempts": DEFAULT_MAX_ATTEMPTS,
-        "backoff": DEFAULT_BACKOFF_SECONDS,
-        "on_worker_loss": repeats,
-        "on_failure": repeats,
-    }
-    found = {key: value for key, value in retry.items() if value != defaults.get(key)}
-    if "backoff" in found:
-        found["backoff"] = format_duration(found["backoff"])
     return found
 
 

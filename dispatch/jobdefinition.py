@@ -79,6 +79,25 @@ class JobDefinition:
         return None if stated is None else (stated["key"], stated["limit"])
 
 
+def defaults(handler: str, mode: Any) -> dict[str, Any]:
+    """What a job does where its definition is silent (R-R4, R-T6)."""
+    replication = handler == REPLICATE
+    repeats = not (replication and mode == DESTRUCTIVE_MODE)
+    return {
+        "retry": {
+            "max_attempts": DEFAULT_MAX_ATTEMPTS,
+            "backoff": DEFAULT_BACKOFF_SECONDS,
+            "on_worker_loss": repeats,
+            "on_failure": repeats,
+        },
+        "timeout": None,
+        "overlap": "skip" if replication else "queue",
+        "concurrency": None,
+        "queue": DEFAULT_QUEUE,
+        "priority": 0,
+    }
+
+
 def parse_job(
     name: str, raw: Any, path: Path, report: Report, connectors: Connectors
 ) -> JobDefinition | None:
@@ -99,22 +118,23 @@ def parse_job(
         report.add(path, "needs handler: NAME, or mode: with source: and sink:")
         return None
     own = _handler_keys(fields) if is_handler else _replication_keys(fields, connectors.job_keys())
-    mode = own.get("mode")
+    handler = str(own["handler"]) if is_handler else REPLICATE
+    usual = defaults(handler, own.get("mode"))
     definition = {
         **own,
-        "retry": _retry(fields, mode, replication=not is_handler),
-        "timeout": fields.duration("timeout", None, positive=True),
+        "retry": _retry(fields, usual["retry"]),
+        "timeout": fields.duration("timeout", usual["timeout"], positive=True),
         "concurrency": _concurrency(fields),
-        "queue": fields.name("queue", DEFAULT_QUEUE, "queue"),
-        "priority": fields.integer("priority", 0, 0, 9),
+        "queue": fields.name("queue", usual["queue"], "queue"),
+        "priority": fields.integer("priority", usual["priority"], 0, 9),
     }
-    overlap = _overlap(fields, replication=not is_handler)
+    overlap = _overlap(fields, usual["overlap"], replication=not is_handler)
     if raw.get("overlap") is not None:
         # Left out where it is not stated, because the default differs for schedules (R-T6).
         definition["overlap"] = overlap
     return JobDefinition(
         name=name,
-        handler=str(own["handler"]) if is_handler else REPLICATE,
+        handler=handler,
         definition=definition,
         overlap=overlap,
         source=_datasource(own.get("source")),
@@ -182,21 +202,19 @@ def _replication_keys(fields: Fields, own: Collection[str]) -> dict[str, Any]:
     return {key: fields.raw[key] for key in fields.raw if key in own}
 
 
-def _retry(fields: Fields, mode: Any, *, replication: bool) -> dict[str, Any]:
-    repeats = not (replication and mode == DESTRUCTIVE_MODE)
+def _retry(fields: Fields, usual: Mapping[str, Any]) -> dict[str, Any]:
     raw = fields.mapping("retry") or {}
     inner = Fields(raw, (*fields.path, "retry"), fields.report)
     inner.refuse_unknown("retry", ("max_attempts", "backoff", "on_worker_loss", "on_failure"))
     return {
-        "max_attempts": inner.integer("max_attempts", DEFAULT_MAX_ATTEMPTS, 1, MOST_ATTEMPTS),
-        "backoff": inner.duration("backoff", DEFAULT_BACKOFF_SECONDS),
-        "on_worker_loss": inner.boolean("on_worker_loss", repeats),
-        "on_failure": inner.boolean("on_failure", repeats),
+        "max_attempts": inner.integer("max_attempts", usual["max_attempts"], 1, MOST_ATTEMPTS),
+        "backoff": inner.duration("backoff", usual["backoff"]),
+        "on_worker_loss": inner.boolean("on_worker_loss", usual["on_worker_loss"]),
+        "on_failure": inner.boolean("on_failure", usual["on_failure"]),
     }
 
 
-def _overlap(fields: Fields, *, replication: bool) -> str:
-    default = "skip" if replication else "queue"
+def _overlap(fields: Fields, default: str, *, replication: bool) -> str:
     overlap = fields.text("overlap", default)
     place = (*fields.path, "overlap")
     if overlap not in OVERLAPS:

@@ -11,11 +11,17 @@ from sqlalchemy.orm import Session
 
 from db.models import ConcurrencyKey, Datasource, Job, JobRun
 from dispatch import audit, catalog, jobschedules
-from dispatch.changes import Change, Difference, differences
+from dispatch.changes import Change, Difference, audited, differences
 from dispatch.definitions import bind, check_limits
 from dispatch.documents import DefinitionError, Report
 from dispatch.errors import InUse, NameTaken
-from dispatch.jobdefinition import REPLICATE, Connectors, JobDefinition, parse_job
+from dispatch.jobdefinition import (
+    REPLICATE,
+    Connectors,
+    JobDefinition,
+    defaults,
+    parse_job,
+)
 from dispatch.lifecycle import ACTIVE
 
 Switch = Literal["enabled", "paused", "source_enabled", "sink_enabled"]
@@ -46,8 +52,9 @@ def difference(session: Session, stored: Job | None, wanted: JobDefinition) -> C
     """What storing ``wanted`` would change, its schedules aside; None where nothing is."""
     after = _comparable(wanted)
     if stored is None:
-        after.setdefault("enabled", True)
-        return Change("add", "job", wanted.name, differences({}, after))
+        usual = differences({}, _usual(wanted))
+        stated = tuple(found for found in differences({}, after) if found not in usual)
+        return Change("add", "job", wanted.name, stated)
     before = {
         key: value
         for key, value in _comparable(stored_definition(session, stored)).items()
@@ -96,7 +103,7 @@ def store(
         action=f"job.{change.action}",
         subject=wanted.name,
         outcome="added" if change.action == "add" else "changed",
-        detail={"changes": [found.as_json() for found in change.differences]},
+        detail=audited(change.differences),
     )
     if before is not None and _opens(before, _gates(session, stored)):
         freed = catalog.jobs_under(session, key) if key else [stored]
@@ -298,6 +305,12 @@ def _comparable(job: JobDefinition) -> dict[str, Any]:
         if value is not None:
             found[key] = value
     return found
+
+
+def _usual(job: JobDefinition) -> dict[str, Any]:
+    """What a job is without saying so: left out of what is told of a new one."""
+    usual = defaults(job.handler, job.definition.get("mode"))
+    return {**usual, "params": {}, "enabled": True, "paused": False}
 
 
 def _basis(definition: Mapping[str, Any]) -> dict[str, Any]:

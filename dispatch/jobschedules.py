@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from db.models import Job, JobSchedule
 from dispatch import audit, catalog, schedules
-from dispatch.changes import Change, Difference, differences
+from dispatch.changes import Change, Difference, audited, differences
 from dispatch.documents import DefinitionError, Report
 from dispatch.durations import format_duration
 from dispatch.errors import NameTaken
@@ -161,7 +161,6 @@ def _difference(job: str, stored: JobSchedule | None, wanted: ScheduleDefinition
     name = f"{job}/{wanted.name}"
     after = _wanted(wanted)
     if stored is None:
-        after.setdefault("enabled", True)
         return Change("add", "schedule", name, differences({}, after))
     before = _stored(stored)
     if wanted.enabled is None:
@@ -205,7 +204,7 @@ def _store(
         action=f"schedule.{change.action}",
         subject=change.name,
         outcome="added" if change.action == "add" else "changed",
-        detail={"changes": [found.as_json() for found in change.differences]},
+        detail=audited(change.differences),
     )
     catalog.notify_deadlines(session, job.name)
 

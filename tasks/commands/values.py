@@ -118,19 +118,12 @@ def shown_changes(changes: Iterable[Any]) -> Iterable[tuple[str, str, str]]:
         parts = []
         for found in change.differences:
             if change.action == "edit":
-                parts.append(f"{found.key}: {_value(found.before)} -> {_value(found.after)}")
-            elif change.action == "add" and found.key not in ("enabled",):
-                parts.append(f"{found.key}: {_value(found.after)}")
+                parts.append(str(found))
+            elif change.action == "add":
+                parts.append(str(found).replace(": none -> ", ": ", 1))
         if change.note:
             parts.append(f"({change.note})")
         yield signs[change.action], f"{change.kind} {change.name}", ", ".join(parts)
-
-
-def _value(value: Any) -> str:
-    text = (
-        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _variable(name: str, option: str) -> str:
