@@ -38,6 +38,8 @@ class HeldRun:
     unstored: Progress | None = None
     stopped_at: float | None = None
     """When the work was told to end."""
+    stopped_for: str | None = None
+    """Why it was; the context may learn it a moment later."""
     recording_since: float | None = None
     """When the heartbeat began to record the end of work that did not stop in its grace."""
     recorded: bool = False
@@ -75,6 +77,7 @@ class HeldRun:
     def stop(self, reason: str) -> None:
         """Tell the work to end. Returns at once: what breaks its calls may itself block."""
         if self.stopped_at is None:
+            self.stopped_for = reason
             self.stopped_at = time.monotonic()
         threading.Thread(
             target=self._stop, args=(reason,), name="claimcheck-stop", daemon=True

@@ -332,7 +332,7 @@ class LeaseKeeper:
                 return at
             run.stop(reason)
             return now
-        reason = run.context.stop_reason or "fenced"
+        reason = run.context.stop_reason or run.stopped_for or "fenced"
         last = (
             run.dead_at
             if run.recording_since is None
