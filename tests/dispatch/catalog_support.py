@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import psycopg
-import pytest
-from psycopg.rows import dict_row
-
-from db import session as sessions
 from db.keyring import Keyring
 from dispatch import catalog, plans
 from dispatch.changes import Change
@@ -86,28 +81,6 @@ class TwoConnectors:
 
 
 CONNECTORS = TwoConnectors()
-
-
-@pytest.fixture
-def rows(database: str, configure: Callable[..., Any]) -> Iterator[Callable[..., list[Any]]]:
-    """``rows(sql, ...)`` on a connection of its own to the control database."""
-    configure(DATABASE_URL=database, REDIS_URL="redis://127.0.0.1:1/0")
-    with psycopg.connect(database, autocommit=True, row_factory=dict_row) as connection:
-
-        def run(query: str, *values: Any) -> list[Any]:
-            found = connection.execute(query, values)  # type: ignore[call-overload]
-            return [] if found.description is None else found.fetchall()
-
-        yield run
-    sessions.dispose()
-
-
-@pytest.fixture
-def heard(database: str, rows: Callable[..., Any]) -> Iterator[Callable[[], list[str]]]:
-    """The notifications that were committed since the last call."""
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("listen claimcheck")
-        yield lambda: sorted(found.payload for found in connection.notifies(timeout=0.2))
 
 
 def apply(text: str, environ: Mapping[str, str] = URLS, keyring: Keyring = KEYRING) -> list[Change]:

@@ -16,8 +16,6 @@ from catalog_support import (
     stored,
     summary,
 )
-from catalog_support import heard as heard
-from catalog_support import rows as rows
 
 from dispatch import catalog, datasources, jobs, jobschedules
 from dispatch.documents import DefinitionError

@@ -20,8 +20,6 @@ from catalog_support import (
     stored,
     summary,
 )
-from catalog_support import heard as heard
-from catalog_support import rows as rows
 
 from db.envelopes import EnvelopeError
 from dispatch import catalog, datasources, jobs, jobschedules
