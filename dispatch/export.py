@@ -78,7 +78,7 @@ def _job(session: Session, stored: Job) -> dict[str, Any]:
     for key, default in {**usual, "params": {}}.items():
         if found.get(key, default) == default:
             found.pop(key, None)
-    found = {key: _literal(value) for key, value in found.items()}
+    found = {key: _literal(found[key]) for key in sorted(found, key=_place)}
     if "timeout" in found:
         found["timeout"] = format_duration(found["timeout"])
     if "backoff" in stated:
@@ -93,6 +93,16 @@ def _job(session: Session, stored: Job) -> dict[str, Any]:
     if schedules:
         found["schedules"] = schedules
     return found
+
+
+# JSONB keeps no order; people read a job from what it does to how often it may.
+_ORDER = ("handler", "params", "source", "sink", "mode", "watermark", "lag")
+
+
+def _place(key: str) -> tuple[int, str]:
+    if key in _ORDER:
+        return _ORDER.index(key), key
+    return len(_ORDER) + (key in ("timeout", "overlap", "concurrency", "queue", "priority")), key
 
 
 def _schedule(stored: Any) -> dict[str, Any]:

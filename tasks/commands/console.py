@@ -78,7 +78,7 @@ class Output:
             table.add_column(heading, overflow="fold")
         for row in rows:
             table.add_row(*(cell if isinstance(cell, Text) else Text(shown(cell)) for cell in row))
-        self.results.print(table)
+        self._print(table)
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         """Names and values below each other, for people; None and empty ones are left out."""
@@ -88,7 +88,16 @@ class Output:
         for name, value in facts.items():
             if value is not None and value not in ("", {}, []):
                 table.add_row(name, value if isinstance(value, Text) else Text(shown(value)))
-        self.results.print(table)
+        self._print(table)
+
+    def _print(self, table: Table) -> None:
+        if self.results.is_terminal:
+            self.results.print(table)
+            return
+        with self.results.capture() as printed:
+            self.results.print(table)
+        # Tables are filled up with blanks, which a program that reads lines has no use for.
+        click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
 def command(function: Callable[..., Any]) -> Callable[..., Any]:
