@@ -1,13 +1,20 @@
 -- name: renew
 -- Prolong the lease while the token matches, the run is unfinished and the lease has not expired by
--- the database's clock at this very moment (R-L1); no row means FENCED. `finished_at is null` stands
--- for the two held states: a status would let the planner take the lease index instead of the key.
+-- the database's clock at this very moment (R-L1); no row means FENCED. The row is locked first: an
+-- UPDATE that waited for a mere lock does not look at its conditions again, and would renew a lease
+-- that ran out meanwhile. `finished_at is null` stands for the two held states: a status would let
+-- the planner take the lease index instead of the key.
+with held as materialized (
+  select id from job_run
+  where id = %(run_id)s::uuid and lease_token = %(token)s::uuid and finished_at is null
+  for no key update
+)
 update job_run
 set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s::float8),
     heartbeat_at = clock_timestamp(),
     progress = coalesce(%(progress)s::jsonb, progress),
     rows_processed = coalesce(%(rows_processed)s::bigint, rows_processed)
-where id = %(run_id)s::uuid and lease_token = %(token)s::uuid and finished_at is null
+where id = (select held.id from held) and lease_token = %(token)s::uuid and finished_at is null
   and lease_until > clock_timestamp()
 returning status;
 

@@ -1,0 +1,167 @@
+"""A connection that breaks at COMMIT: settled, never assumed (R-R7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from run_support import Recorder, Rows, in_thread, new_job, run
+from support.proxy import Proxy, before_database
+from support.waiting import until
+from worker_support import Claimer, Gate, Worker, new_run
+
+from db import session
+from dispatch import enqueue
+from dispatch.cancel import cancel
+from dispatch.context import RunContext
+from dispatch.lifecycle import JobRunStatus
+
+
+@pytest.fixture
+def cutter(database: str, rows: Rows, configure: Callable[..., Any]) -> Iterator[Proxy]:
+    """The product's own connections go through a proxy; ``rows`` does not."""
+    with before_database(database) as (made, through):
+        configure(DATABASE_URL=through, REDIS_URL="redis://127.0.0.1:1/0")
+        session.dispose()
+        yield made
+        session.dispose()
+
+
+def sends(*parts: bytes) -> Callable[[bytes], bool]:
+    return lambda data: all(part in data for part in parts)
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
+def test_a_claim_is_looked_up_by_its_token(rows: Rows, cutter: Proxy, answered: bool) -> None:
+    run_id = new_run(rows, new_job(rows, "orders"))
+    claimer = Claimer()
+    try:
+        claimer.link.get()
+        cutter.cut_when(sends(b"update job_run u set"), answered=answered)
+        held = claimer.directed(run_id)
+        assert cutter.cuts == 1
+        found = run(rows, run_id)
+        if answered:
+            assert held is not None
+            assert (found["status"], found["lease_token"]) == ("RUNNING", held.token)
+        else:
+            assert held is None
+            assert found["status"] == "PENDING"
+            assert claimer.directed(run_id) is not None
+    finally:
+        claimer.close()
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("fails", [False, True], ids=["success", "retry"])
+@pytest.mark.parametrize("logs", [False, True], ids=["statement", "transaction"])
+def test_a_finish_is_repeated_and_recorded_once(
+    rows: Rows, recorder: Recorder, cutter: Proxy, answered: bool, fails: bool, logs: bool
+) -> None:
+    def work(run: RunContext) -> str:
+        if logs:
+            run.log.info("a line makes the finish a transaction of several statements")
+        cutter.cut_when(sends(b"COMMIT") if logs else sends(b"update job_run r"), answered=answered)
+        if fails:
+            raise ValueError("it went wrong")
+        return "done"
+
+    worker = Worker(rows, recorder)
+    try:
+        definition = {"retry": {"backoff": 600}}
+        run_id = new_run(rows, worker.job("orders", work, definition=definition))
+        assert worker.run(run_id) == [run_id]
+    finally:
+        worker.close()
+    assert cutter.cuts == 1
+    found = run(rows, run_id)
+    assert found["status"] == ("RETRY_SCHEDULED" if fails else "SUCCEEDED")
+    assert found["result"] == (None if fails else "done")
+    assert len(rows("select 1 from audit_event where action = 'run.finish'")) == 1
+    assert len(rows("select 1 from job_run where previous_run_id = %s", run_id)) == int(fails)
+    assert [event.kind for event in worker.events[2:]] == ["retried" if fails else "succeeded"]
+    kept = "".join(row["head"] for row in rows("select head from run_log"))
+    assert kept.count("a line makes") == int(logs)
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
+def test_a_finish_that_was_recovered_meanwhile_is_fenced(
+    rows: Rows, recorder: Recorder, cutter: Proxy, answered: bool
+) -> None:
+    def work(run: RunContext) -> str:
+        def seen(data: bytes) -> bool:
+            if b"update job_run r" not in data:
+                return False
+            rows("update job_run set lease_until = clock_timestamp() where id = %s", run.id)
+            rows(
+                """update job_run set status = 'FAILED', error_code = 'lease_expired',
+                     finished_at = clock_timestamp() where id = %s""",
+                run.id,
+            )
+            return True
+
+        cutter.cut_when(seen, answered=answered)
+        return "done"
+
+    worker = Worker(rows, recorder)
+    try:
+        run_id = new_run(rows, worker.job("orders", work))
+        worker.run(run_id)
+    finally:
+        worker.close()
+    found = run(rows, run_id)
+    assert (found["status"], found["error_code"]) == ("FAILED", "lease_expired")
+    assert [event.kind for event in worker.events] == ["received", "started"]
+    assert not rows("select 1 from audit_event where action = 'run.finish'")
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
+def test_a_renewal_is_repeated(rows: Rows, cutter: Proxy, answered: bool) -> None:
+    gate = Gate("done")
+    worker = Worker(rows, lease=3.0)
+    try:
+        run_id = new_run(rows, worker.job("orders", gate))
+        working = in_thread(lambda: worker.run(run_id))
+        assert gate.began.wait(10)
+        until("the heartbeat", lambda: worker.coordinator._keeper.is_connected)
+        cutter.cut_when(sends(b"set lease_until"), answered=answered)
+        until("the cut", lambda: cutter.cuts == 1, 10)
+        [then] = rows("select clock_timestamp() + interval '2.5 seconds' as at")
+        until(
+            "a renewal after it",
+            lambda: run(rows, run_id)["lease_until"] > then["at"],
+            10,
+        )
+        gate.go.set()
+        assert working.result(10) == [run_id]
+    finally:
+        worker.close()
+    assert run(rows, run_id)["status"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
+def test_an_enqueue_is_repeated_under_its_id(
+    rows: Rows, recorder: Recorder, cutter: Proxy, answered: bool
+) -> None:
+    new_job(rows, "orders", "allow")
+    session.engine().connect().close()
+    cutter.cut_when(sends(b"insert into job_run"), answered=answered)
+    handle = enqueue.submit(recorder.ports, "orders")
+    assert cutter.cuts == 1
+    assert handle.created
+    assert [row["id"] for row in rows("select id from job_run")] == [handle.run_id]
+    assert len(rows("select 1 from audit_event")) == 1
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
+def test_a_cancel_is_repeated_and_recorded_once(
+    rows: Rows, recorder: Recorder, cutter: Proxy, answered: bool
+) -> None:
+    run_id = new_run(rows, new_job(rows, "orders"))
+    session.engine().connect().close()
+    cutter.cut_when(sends(b"COMMIT"), answered=answered)
+    answer = cancel(recorder.ports, run_id, actor="someone")
+    assert cutter.cuts == 1
+    assert (answer.status, answer.changed) == (JobRunStatus.CANCELLED, True)
+    assert len(rows("select 1 from audit_event where action = 'run.cancel'")) == 1
