@@ -38,6 +38,7 @@ SOURCE, SINK = "claimcheck_demo_source", "claimcheck_demo_sink"
 JOBS = {"flights": "flights", "late-departures": "late_departures"}
 FLIGHTS = 336_776
 CELERY = [sys.executable, "-m", "celery", "-A", "tasks"]
+QUIET = {"CLAIMCHECK_NOTICED": "1"}  # which servers are used was said once, at the top
 
 
 class DemoFailed(click.ClickException):
@@ -93,7 +94,7 @@ def step(console: Console, title: str) -> None:
 def command(console: Console, *words: str, env: dict[str, str] | None = None) -> None:
     """Run `celery -A tasks WORDS` for all to see; raises DemoFailed where it fails."""
     console.print(f"  [dim]$[/] celery -A tasks {' '.join(words)}", highlight=False)
-    ended = subprocess.run([*CELERY, *words], env=env, check=False)
+    ended = subprocess.run([*CELERY, *words], env={**(env or os.environ), **QUIET}, check=False)
     if ended.returncode != 0:
         raise DemoFailed(f"`celery -A tasks {' '.join(words)}` ended with {ended.returncode}")
 
@@ -179,7 +180,7 @@ def load_source(console: Console, databases: Databases) -> None:
         with (
             flights_csv().open("r", encoding="utf-8", newline="") as file,
             connection.cursor().copy(
-                "copy public.flights from stdin (format csv, null '')"
+                "copy public.flights from stdin (format csv, null 'NA')"
             ) as copy,
             progress_bar(console) as bar,
         ):
@@ -219,6 +220,7 @@ def background(console: Console, home: Path, *words: str) -> Iterator[None]:
     console.print(
         f"  [dim]$[/] celery -A tasks {' '.join(words)} [dim]> {os.path.relpath(path)} &[/]",
         highlight=False,
+        soft_wrap=True,
     )
     with path.open("wb") as log:
         process = subprocess.Popen(
@@ -247,7 +249,10 @@ def trigger_and_watch(console: Console, job: str) -> dict[str, Any]:
     run = trigger.delay(job)
     command(console, "run", "watch", run.id)
     shown = subprocess.run(
-        [*CELERY, "run", "show", run.id, "--json"], check=True, stdout=subprocess.PIPE
+        [*CELERY, "run", "show", run.id, "--json"],
+        env={**os.environ, **QUIET},
+        check=True,
+        stdout=subprocess.PIPE,
     )
     document: dict[str, Any] = json.loads(shown.stdout)
     return document
@@ -261,8 +266,8 @@ def compare(console: Console, databases: Databases, runs: list[dict[str, Any]]) 
         "late_departures": "select id, carrier, flight, origin, dest, dep_delay, time_hour"
         " from public.flights where dep_delay > 60",
     }
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 2))
-    for heading in ("job", "state", "rows", "rows/s", "source", "sink", ""):
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 2))
+    for heading in ("job", "state", "rows", "rows/s", "source", "sink", "content"):
         table.add_column(heading, justify="right" if heading in ("rows", "rows/s") else "left")
     all_same = True
     for run in runs:
@@ -278,14 +283,14 @@ def compare(console: Console, databases: Databases, runs: list[dict[str, Any]]) 
             f"{rate(run):,.0f}",
             short(source),
             short(sink),
-            "[green]the same[/]" if same else "[red]DIFFERENT[/]",
+            "[green]same[/]" if same else "[red]DIFFERENT[/]",
         )
     console.print(table)
     return all_same
 
 
 def short(content: Content) -> str:
-    return f"{content.rows:,} rows, {content.digest[:12]}"
+    return content.digest[:8]
 
 
 def rate(run: dict[str, Any]) -> float:
