@@ -26,7 +26,7 @@ from dispatch.watch import APPLICATION_NAME, Watch
 
 
 class Beat:
-    """A watch in a thread of its own, and when it swept what."""
+    """A watch in a thread of its own, and when it swept what; a sweep counts once it has ended."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.watch = Watch(recorder.ports)
@@ -36,8 +36,11 @@ class Beat:
         whole = self.watch.sweep.run
 
         def counted(connection: Any, scopes: Any = ()) -> bool:
-            self.sweeps.append((time.monotonic(), tuple(scopes)))
-            return whole(connection, scopes)
+            started = time.monotonic()
+            try:
+                return whole(connection, scopes)
+            finally:
+                self.sweeps.append((started, tuple(scopes)))
 
         self.watch.sweep.run = counted  # type: ignore[method-assign]
 
@@ -200,6 +203,7 @@ def test_a_known_deadline_is_not_held_up_by_gathering__R_D4(
     until("the first word", lambda: made.sweeps)
     rows("select claimcheck_notify('queue:other', 'work')")
     until("the offer", lambda: offered(recorder, handle.run_id), 5)
+    until("the second sweep to end", lambda: len(made.sweeps) >= 2)
     # The second word waits for its second; the deadline took it along before that.
     assert made.sweeps[1][0] - made.sweeps[0][0] < 0.95
     assert Scope(queue="other", work=True) in made.sweeps[1][1]
