@@ -1,0 +1,315 @@
+"""The nouns datasource, job and schedule, and apply and export, as a user types them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands_support import Cli
+from commands_support import cli as cli
+
+SECRET = "hunter2-s3cret"
+FILE = """
+datasources:
+  shop: {connector: postgresql, url: "${SHOP_URL}"}
+  warehouse: {connector: postgresql, url: "${SHOP_URL}"}
+jobs:
+  orders:
+    source: {datasource: shop, table: public.orders, columns: [id, total]}
+    sink: {datasource: warehouse, table: public.orders}
+    mode: complete
+    timeout: 1h
+    schedules:
+      - {cron: "30 3 * * *", timezone: Europe/Madrid}
+  report: {handler: report, params: {day: "2026-11-01"}}
+"""
+
+
+@pytest.fixture
+def url(database: str, environment: dict[str, str]) -> str:
+    """A URL of the control database that carries a password; the server trusts us without it."""
+    from psycopg.conninfo import conninfo_to_dict
+
+    parts = conninfo_to_dict(database)
+    host = parts.get("host") or "127.0.0.1"
+    query = f"?host={host}" if str(host).startswith("/") else ""
+    at = "" if query else f"{host}:{parts.get('port') or 5432}"
+    user = parts.get("user") or "root"
+    return f"postgresql://{user}:{SECRET}@{at}/{parts['dbname']}{query}"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "jobs.yaml"
+    path.write_text(FILE)
+    return path
+
+
+# apply and export
+
+
+def test_apply_tells_its_changes_once_and_then_none(cli: Cli, file: Path, url: str) -> None:
+    dry = cli("apply", file, "--dry-run", "--json", SHOP_URL=url).done()
+    assert dry.json["applied"] is False
+    done = cli("apply", file, "--json", SHOP_URL=url).done()
+    assert [
+        (change["action"], change["kind"], change["name"]) for change in done.json["changes"]
+    ] == [
+        ("add", "datasource", "shop"),
+        ("add", "datasource", "warehouse"),
+        ("add", "job", "orders"),
+        ("add", "job", "report"),
+        ("add", "schedule", "orders/orders-1"),
+    ]
+    assert done.json["changes"] == dry.json["changes"]
+    assert cli("apply", file, "--json", SHOP_URL=url).done().json["changes"] == []
+    assert "nothing to change" in cli("apply", file, SHOP_URL=url).done().stdout
+    assert SECRET not in done.stdout + done.stderr + dry.stdout
+
+
+def test_apply_names_every_mistake_with_file_and_line(cli: Cli, file: Path, rows: Any) -> None:
+    file.write_text(FILE.replace("complete", "sometimes").replace("30 3 * * *", "99 3 * * *"))
+    answer = cli("apply", file, "--json").failed()
+    assert "4 mistakes; nothing was changed" in answer.stderr
+    for line in (3, 4, 9, 12):
+        assert f"{file}: line {line}: " in answer.stderr
+    assert answer.json["error"].startswith("4 mistakes")
+    assert rows("select from job") == []
+
+
+def test_apply_reads_standard_input(cli: Cli) -> None:
+    assert cli("apply", "-", stdin="jobs: {a: {handler: x}}").done()
+    assert "line 1" in cli("apply", "-", stdin="jobs: {a: {}}").failed().stderr
+    assert "cannot be read" in cli("apply", "/nowhere.yaml").failed().stderr
+
+
+def test_apply_says_when_a_handler_is_not_known_here(cli: Cli, file: Path, url: str) -> None:
+    answer = cli("apply", file, SHOP_URL=url).done()
+    assert "no handler named report is known here" in answer.stderr
+
+
+def test_export_gives_back_what_apply_takes(cli: Cli, file: Path, url: str, tmp_path: Path) -> None:
+    cli("apply", file, SHOP_URL=url).done()
+    exported = tmp_path / "exported.yaml"
+    answer = cli("export", "-o", exported).done()
+    assert SECRET not in answer.stdout + exported.read_text()
+    again = cli("apply", exported, "--json", SHOP_URL=url, WAREHOUSE_URL=url).done()
+    assert again.json["changes"] == []
+    found = cli("export", "--json").done().json
+    assert found["datasources"]["shop"] == {"connector": "postgresql", "url": "${SHOP_URL}"}
+    assert cli("export").done().stdout == exported.read_text()
+
+
+# datasource
+
+
+def test_a_datasource_lives_without_showing_its_secret__R_X2(
+    cli: Cli, url: str, rows: Callable[..., Any]
+) -> None:
+    answers = [
+        cli("datasource", "add", "shop", "--connector", "postgresql", "--url-env", "U", U=url),
+        cli("datasource", "add", "other", "--connector", "postgresql", "--url-stdin", stdin=url),
+        cli("datasource", "list", "--json"),
+        cli("datasource", "list"),
+        cli("datasource", "show", "shop", "--json"),
+        cli("datasource", "show", "shop"),
+        cli("datasource", "test", "shop", "--json"),
+        cli("datasource", "test", "shop"),
+        cli("datasource", "disable", "shop", "--json"),
+        cli("datasource", "enable", "shop"),
+        cli("datasource", "edit", "shop", "--url-env", "U", "--json", U=url),
+        cli("audit", "list", "--json"),
+    ]
+    for answer in answers:
+        assert SECRET not in answer.done().stdout + answer.stderr
+    assert [row["name"] for row in answers[2].json] == ["other", "shop"]
+    shown = answers[4].json
+    assert shown["config"] == {"url": "***"}
+    assert shown["endpoint"].startswith("postgresql://")
+    assert shown["capabilities"]["transactional"] is True
+    assert shown["enabled"] is True
+    assert "PostgreSQL" in answers[6].json["found"]
+    assert answers[8].json["changed"] is True
+    assert answers[10].json["changed"] is False
+    assert SECRET not in str(rows("select * from datasource"))
+    cli("datasource", "rm", "shop").done()
+    assert [row["name"] for row in cli("datasource", "list", "--json").json] == ["other"]
+
+
+def test_a_secret_on_the_command_line_is_refused__R_X2(cli: Cli, url: str) -> None:
+    add = ("datasource", "add", "shop", "--connector", "postgresql")
+    answer = cli(*add, "--set", f"url={url}").failed(2)
+    assert "--url-env VAR or --url-stdin" in answer.stderr
+    assert SECRET not in answer.stderr
+    assert "not set" in cli(*add, "--url-env", "NOWHERE").failed(2).stderr
+    assert "one line" in cli(*add, "--url-stdin", stdin="").failed(2).stderr
+    assert "not both" in cli(*add, "--url-stdin", "--url-env", "U", U=url).failed(2).stderr
+
+
+def test_mistakes_about_datasources_are_plain(cli: Cli, url: str) -> None:
+    add = ("datasource", "add", "shop", "--connector")
+    assert (
+        "did you mean postgresql?"
+        in cli(*add, "postgresq", "--url-env", "U", U=url).failed().stderr
+    )
+    cli(*add, "postgresql", "--url-env", "U", U=url).done()
+    assert (
+        "is named 'shop' already"
+        in cli(*add, "postgresql", "--url-env", "U", U=url).failed().stderr
+    )
+    answer = cli("datasource", "show", "shoop", "--json").failed()
+    assert "did you mean shop?" in answer.json["error"]
+    assert "is not set for" in cli("datasource", "edit", "shop", "--clear", "x").failed().stderr
+
+
+def test_a_datasource_that_does_not_answer_fails_the_test(cli: Cli) -> None:
+    url = f"postgresql://app:{SECRET}@127.0.0.1:1/x?connect_timeout=3"
+    cli("datasource", "add", "away", "--connector", "postgresql", "--url-env", "U", U=url).done()
+    answer = cli("datasource", "test", "away", "--json").failed()
+    assert SECRET not in answer.stdout + answer.stderr
+    assert answer.json["error"]
+
+
+def test_without_its_key_a_datasource_says_so_and_can_be_replaced__R_X3(
+    cli: Cli, url: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    add = ("datasource", "add", "shop", "--connector", "postgresql", "--url-env", "U")
+    cli(*add, U=url).done()
+    keyring = Path(environment["CLAIMCHECK_KEYRING_FILE"])
+    keyring.unlink()
+    assert "does not exist" in cli("datasource", "show", "shop").failed().stderr
+    cli("keyring", "init").done()
+    shown = cli("datasource", "show", "shop", "--json").done().json
+    assert shown["config"] is None
+    assert "'shop' cannot be opened" in shown["problem"]
+    assert "'shop' cannot be opened" in cli("datasource", "test", "shop").failed().stderr
+    path = tmp_path / "again.yaml"
+    path.write_text("datasources: {shop: {connector: postgresql, url: '${U}'}}")
+    assert "cannot be opened" in cli("apply", path, U=url).done().stdout
+    cli("datasource", "test", "shop").done()
+
+
+# job
+
+
+def test_a_job_is_added_shown_switched_and_removed(cli: Cli, rows: Callable[..., Any]) -> None:
+    added = cli("job", "add", "report", "--handler", "report", "--param", "day=2026-11-01",
+                "--param", "n=3", "--timeout", "5m", "--set", "retry.backoff=2m",
+                "--concurrency", "key=2", "--json").done()  # fmt: skip
+    assert added.json["definition"]["params"] == {"day": "2026-11-01", "n": 3}
+    assert added.json["concurrency"] == {"key": "key", "limit": 2}
+    edited = cli("job", "edit", "report", "--priority", "4", "--clear", "timeout", "--json").done()
+    assert {row["key"]: row["to"] for row in edited.json["change"]["changes"]} == {
+        "timeout": None, "priority": 4,
+    }  # fmt: skip
+    assert cli("job", "edit", "report", "--priority", "4", "--json").done().json["changed"] is False
+    for verb, state in (("disable", "disabled"), ("enable", "enabled"), ("pause", "paused")):
+        cli("job", verb, "report").done()
+        assert state in cli("job", "list").done().stdout
+    cli("job", "resume", "report").done()
+    cli("job", "disable", "report", "--binding", "sink").done()
+    shown = cli("job", "show", "report", "--json").done().json
+    assert (shown["sink_enabled"], shown["source_enabled"], shown["enabled"]) == (False, True, True)
+    assert shown["definition"]["retry"]["backoff"] == 120.0
+    cli("job", "rm", "report").done()
+    assert cli("job", "list", "--json").done().json == []
+    assert "no job is named" in cli("job", "show", "report").failed().stderr
+    assert rows("select outcome from audit_event where action = 'job.remove'") == [
+        {"outcome": "removed"}
+    ]
+
+
+def test_a_replication_job_is_checked_with_its_connectors(cli: Cli, file: Path, url: str) -> None:
+    cli("apply", file, SHOP_URL=url).done()
+    add = ("job", "add", "copy", "--source", "shop", "--sink", "warehouse",
+           "--source-table", "public.a", "--sink-table", "public.a")  # fmt: skip
+    assert "mode: is missing" in cli(*add).failed().stderr
+    assert "watermark: is missing" in cli(*add, "--mode", "incremental").failed().stderr
+    overlap = cli(*add, "--mode", "complete", "--overlap", "allow").failed()
+    assert "R-F5" in overlap.stderr
+    cli(*add, "--mode", "incremental", "--watermark", "at").done()
+    shown = cli("job", "show", "copy", "--json").done().json
+    assert shown["watermark_note"].startswith("safe bound")
+    assert shown["definition"]["source"] == {"datasource": "shop", "table": "public.a"}
+
+
+def test_a_job_with_an_active_run_stays__R_S3(cli: Cli) -> None:
+    cli("job", "add", "report", "--handler", "report").done()
+    run = cli("run", "trigger", "report", "--json").done().json["id"]
+    assert f"run cancel {run}" in cli("job", "rm", "report").failed().stderr
+    cli("run", "cancel", run).done()
+    cli("job", "rm", "report").done()
+    assert [row["id"] for row in cli("run", "list", "--json").done().json] == [run]
+
+
+def test_a_watermark_is_reset_on_demand(cli: Cli, rows: Callable[..., Any]) -> None:
+    cli("job", "add", "report", "--handler", "report").done()
+    rows("update job set watermark = '7', watermark_type = 'bigint'")
+    cli("job", "edit", "report", "--reset-watermark").done()
+    assert rows("select watermark, watermark_type from job") == [
+        {"watermark": None, "watermark_type": None}
+    ]
+
+
+# schedule
+
+
+def test_a_schedule_is_added_listed_switched_and_removed(cli: Cli) -> None:
+    cli("job", "add", "report", "--handler", "report").done()
+    added = cli("schedule", "add", "report", "--cron", "30 3 * * *", "--timezone", "Europe/Madrid",
+                "--misfire", "skip", "--json").done()  # fmt: skip
+    assert (added.json["name"], added.json["misfire"]) == ("report-1", "skip")
+    cli("schedule", "add", "report", "--every", "15m", "--name", "often").done()
+    listed = cli("schedule", "list", "--json").done().json
+    assert [(row["job"], row["name"], row["every"]) for row in listed] == [
+        ("report", "often", "15m"), ("report", "report-1", None),
+    ]  # fmt: skip
+    coming = cli("schedule", "next", "report-1", "-n", "3", "--json").done().json
+    times = [datetime.fromisoformat(moment) for moment in coming[0]["fire_times"]]
+    assert [(moment.hour, moment.minute) for moment in times] == [(3, 30)] * 3
+    assert times == sorted(set(times))
+    assert all(moment.utcoffset() for moment in times)
+    cli("schedule", "disable", "often").done()
+    assert cli("schedule", "next", "often", "--json").done().json[0]["fire_times"] == []
+    assert "disabled" in cli("schedule", "next").done().stdout
+    cli("schedule", "enable", "report/often").done()
+    cli("schedule", "rm", "often").done()
+    assert [row["name"] for row in cli("schedule", "list", "--json").done().json] == ["report-1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["report", "--cron", "* * * * *"], "lacks timezone"),
+        (["report", "--cron", "99 * * * *", "--timezone", "UTC"], "minute"),
+        (["report", "--every", "15m", "--timezone", "UTC"], "an interval knows no time zone"),
+        (["report", "--every", "soon"], "is no duration"),
+        (["report"], "needs one of cron"),
+        (["nothing", "--every", "1h"], "no job is named"),
+        (["report", "--cron", "@daily", "--timezone", "Europe/Madird"], "Europe/Madrid"),
+    ],
+)
+def test_mistakes_about_schedules_are_plain(cli: Cli, words: list[str], says: str) -> None:
+    cli("job", "add", "report", "--handler", "report").done()
+    assert says in cli("schedule", "add", *words).failed().stderr
+
+
+# all of them
+
+
+def test_without_json_people_read_tables_and_with_it_programs_read_a_list(cli: Cli) -> None:
+    for noun in ("datasource", "job", "schedule", "run", "audit"):
+        answer = cli(noun, "list", "--json").done()
+        assert answer.json == []
+        assert answer.stderr == ""
+        assert cli(noun, "list").done().stdout == ""
+
+
+def test_wrong_usage_exits_with_2(cli: Cli) -> None:
+    cli("job", "show").failed(2)
+    cli("job", "list", "--nonsense").failed(2)
+    cli("run", "show", "no-uuid").failed(2)
+    cli("job", "add", "x", "--param", "novalue").failed(2)
