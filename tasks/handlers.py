@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -46,6 +48,20 @@ def load() -> list[str]:
             run = getattr(replicate, "run", None)
             if run is not None:
                 handlers.register(REPLICATE, run)
-            handlers.load(settings.settings().handlers)
+            modules = settings.settings().handlers
+            if modules:
+                _find_modules_here()
+            handlers.load(modules)
             _loaded = True
     return handlers.known()
+
+
+def _find_modules_here() -> None:
+    """Let a team's modules be found in the working folder, as ``celery -A`` finds an app there.
+
+    For the life of the process, since they may import more of themselves later; and last, so that
+    nothing in the folder takes the place of an installed package.
+    """
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
