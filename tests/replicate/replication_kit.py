@@ -61,7 +61,8 @@ def fresh_database(server: str) -> Iterator[Database]:
     with psycopg.connect(server, autocommit=True) as admin:
         admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
         database = conninfo.make_conninfo(server, dbname=name)
-        connection = psycopg.connect(database, autocommit=True)
+        # Tests change tables between statements: nothing is prepared.
+        connection = psycopg.connect(database, autocommit=True, prepare_threshold=None)
         try:
             yield Database(url_of(database), connection)
         finally:

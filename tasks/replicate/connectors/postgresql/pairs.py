@@ -41,7 +41,9 @@ def pair(source: Column, sink: Column) -> Fit:
     if two in _CHARACTERS:
         return _into_characters(source, sink)
     if one in _INTEGERS and two in _INTEGERS:
-        return Fit(ANY, read_as=_cast(sink))
+        # Out of range is the sink's error, which names the column; a cast's would not.
+        wider = _INTEGERS[one] < _INTEGERS[two]
+        return Fit(ANY, read_as=_cast(sink)) if wider else Fit(AS_TEXT)
     if two == "numeric":
         return _into_numeric(source, sink)
     if two in ("float4", "float8"):
@@ -132,11 +134,11 @@ def _into_numeric(source: Column, sink: Column) -> Fit:
     if precision is None or scale is None:
         return Fit(ANY, read_as="({})::numeric")
     if one in _INTEGERS and scale >= 0:
-        # Too many digits before the point are an error of the cast.
-        return Fit(ANY, read_as=_cast(sink))
+        return Fit(AS_TEXT)
     wide, fine = source.type.precision, source.type.scale
     if wide is not None and fine is not None and fine <= scale:
-        return Fit(ANY, read_as=_cast(sink))
+        roomy = wide - fine <= precision - scale
+        return Fit(ANY, read_as=_cast(sink)) if roomy else Fit(AS_TEXT)
     return Fit(AS_TEXT, read_as=_guard(f"({{0}})::numeric = round(({{0}})::numeric, {scale})"))
 
 

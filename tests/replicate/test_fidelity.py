@@ -1,0 +1,43 @@
+"""The fidelity matrix holds, and the page in docs/ is what it prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import fidelity
+import psycopg
+import pytest
+from fidelity_cases import Pair
+from replication_kit import Database, fresh_database
+
+PAGE = Path(__file__).parents[2] / "docs" / "fidelity.md"
+RESULTS: list[fidelity.Result] = []
+
+
+@pytest.fixture(scope="module")
+def ends(database_server: str) -> Iterator[tuple[Database, Database]]:
+    with ExitStack() as stack:
+        source = stack.enter_context(fresh_database(database_server))
+        sink = stack.enter_context(fresh_database(database_server))
+        fidelity.prepare(source, sink)
+        yield source, sink
+
+
+@pytest.mark.parametrize("pair", list(fidelity.pairs()), ids=lambda p: f"{p.source} to {p.sink}")
+def test_values_arrive_unchanged_or_are_refused_by_column(
+    ends: tuple[Database, Database], pair: Pair
+) -> None:
+    try:
+        RESULTS.append(fidelity.try_pair(*ends, pair))
+    except psycopg.errors.FeatureNotSupported:
+        pytest.skip(f"this server is built without {pair.source}")
+
+
+def test_the_page_is_what_the_matrix_prints() -> None:
+    if len(RESULTS) < len(list(fidelity.pairs())) - 1:
+        pytest.skip("only a part of the matrix was tried")
+    page = PAGE.read_text()
+    missing = [line for line in map(fidelity.line, RESULTS) if line not in page]
+    assert not missing, "print it anew: python tests/replicate/fidelity.py > docs/fidelity.md"

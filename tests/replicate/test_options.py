@@ -1,0 +1,267 @@
+"""What a job may ask for besides its mode."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from replication_kit import Database, Job
+
+from dispatch.context import ChildJob, HandlerFailure, RunStopped
+from tasks.replicate import checksum, modes
+from tasks.replicate.connector import CommitUnknown, SinkError
+from tasks.replicate.connectors.postgresql.sink import PostgreSQLSink
+
+Make = Callable[..., Job]
+
+
+def test_create_makes_the_sink_from_the_sources_types(
+    source: Database, sink: Database, job: Make
+) -> None:
+    source.execute(
+        "create table t (id bigint primary key, price numeric(10,2) not null, at timestamptz(3),"
+        " tags text[], name varchar(20), total numeric generated always as (price * 2) stored)"
+    )
+    source.execute("insert into t values (1, 1.5, now(), '{a}', 'x')")
+    job("complete", create=True, verify="checksum").run()
+    types = (
+        "select attname, format_type(atttypid, atttypmod), attnotnull from pg_attribute"
+        " where attrelid = 't'::regclass and attnum > 0 order by attnum"
+    )
+    assert sink.execute(types) == source.execute(types)
+    assert sink.value("select total from t") == 3
+    job("complete", create=True).run()
+
+
+def test_identity_columns_go_on_above_what_was_loaded(
+    source: Database, sink: Database, job: Make
+) -> None:
+    source.execute("create table t (id int primary key, n int)")
+    source.execute("insert into t values (7, 1), (41, 1)")
+    sink.execute("create table t (id int generated always as identity primary key, n serial)")
+    for mode, more in (
+        ("complete", {}),
+        ("complete-atomic", {}),
+        ("incremental", {"watermark": "id"}),
+    ):
+        job(mode, **more).run()
+        assert sink.execute("insert into t default values returning id")[0][0] > 41
+        assert sink.execute("select n from t order by id desc limit 1")[0][0] > 1
+        sink.execute("delete from t")
+
+
+def test_analyze_gathers_statistics(source: Database, sink: Database, job: Make) -> None:
+    for database in (source, sink):
+        database.execute("create table t (id int primary key)")
+    source.execute("insert into t select generate_series(1, 1000)")
+    job("complete", analyze=True).run()
+    assert sink.value("select reltuples from pg_class where relname = 't'") == 1000
+
+
+def test_bandwidth_is_one_total(source: Database, sink: Database, job: Make) -> None:
+    for database in (source, sink):
+        database.execute("create table t (id int primary key, name text)")
+    source.execute("insert into t select i, repeat('x', 90) from generate_series(1, 10000) i")
+    for parallelism in (1, 2):
+        began = time.monotonic()
+        outcome = job("complete", bandwidth="500kB", parallelism=parallelism).run()
+        took = time.monotonic() - began
+        assert isinstance(outcome.result, dict)
+        assert 0.6 < outcome.result["bytes"] / 500_000 / took < 1.3
+
+
+def test_progress_is_reported_from_the_first_second(
+    source: Database, sink: Database, job: Make
+) -> None:
+    for database in (source, sink):
+        database.execute("create table t (id int primary key, name text)")
+    source.execute("insert into t select i, repeat('x', 90) from generate_series(1, 20000) i")
+    source.execute("analyze t")
+    context = job("complete", bandwidth="1MB").context()
+    seen = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.05):
+            progress = context.take_progress()
+            if progress is not None:
+                seen.append(progress)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    modes.run(context)
+    done.set()
+    watcher.join(timeout=5)
+    reading = [p for p in seen if p.phase == "reading"]
+    assert seen[0].total == 20000
+    assert seen[0].total_is_estimate
+    assert len(reading) > 5
+    assert [p.done for p in reading] == sorted(p.done for p in reading)
+    assert reading[0].bytes
+
+
+def test_fetch_size_does_not_change_the_rate_by_orders(
+    source: Database, sink: Database, job: Make
+) -> None:
+    for database in (source, sink):
+        database.execute("create table t (id int primary key, name text)")
+    source.execute("insert into t select i, repeat('x', 90) from generate_series(1, 20000) i")
+    took = []
+    for size in (100, 100_000):
+        began = time.monotonic()
+        job("complete", fetch_size=size).run()
+        took.append(time.monotonic() - began)
+    assert max(took) < 10 * min(took)
+
+
+def test_a_bad_definition_is_a_permanent_failure(job: Make) -> None:
+    with pytest.raises(HandlerFailure, match="watermark: is missing") as caught:
+        job("incremental").run()
+    assert caught.value.permanent
+
+
+@pytest.mark.parametrize("landed", [True, False])
+@pytest.mark.parametrize("mode", ["complete", "complete-atomic"])
+def test_a_commit_of_unknown_outcome_is_settled__R_F5(
+    source: Database,
+    sink: Database,
+    job: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    landed: bool,
+    mode: str,
+) -> None:
+    """The connection breaks at the last COMMIT, after or before the server has acted on it."""
+    for database in (source, sink):
+        database.execute("create table t (id int primary key)")
+    source.execute("insert into t values (1), (2)")
+    commits = 0
+    commit = PostgreSQLSink.commit
+
+    def breaking(self: PostgreSQLSink) -> None:
+        nonlocal commits
+        commits += 1
+        if commits < (2 if mode == "complete" else 1):
+            commit(self)
+            return
+        if landed:
+            commit(self)
+        with socket.socket(fileno=socket.dup(self._connection.fileno())) as raw:
+            raw.shutdown(socket.SHUT_RDWR)
+        try:
+            commit(self)
+        except CommitUnknown:
+            raise
+        raise AssertionError("the broken connection was not noticed")
+
+    monkeypatch.setattr(PostgreSQLSink, "commit", breaking)
+    task = job(mode)
+    if landed:
+        assert task.run().rows_processed == 2
+        assert sink.value("select count(*) from t") == 2
+    else:
+        with pytest.raises(SinkError, match="nothing of it remained") as caught:
+            task.run()
+        assert not caught.value.permanent
+        monkeypatch.undo()
+        task.run()
+        assert sink.value("select count(*) from t") == 2
+
+
+def test_a_pattern_has_a_child_for_each_table(source: Database, sink: Database, job: Make) -> None:
+    source.execute("create schema shop")
+    for table in ("shop.orders", 'shop."Odd.Name"', "shop.audit_log", "public.other"):
+        source.connection.execute(f"create table {table} (id int primary key)")  # type: ignore[arg-type]
+    task = job("complete", None, tables=["shop.*", "!*.audit_*"], create=True, priority=3)
+    task.definition["sink"] = {"datasource": "sink", "table_schema": "landing"}
+    context = task.context()
+    children: list[ChildJob] = []
+    context._spawn = children.extend
+    outcome = modes.run(context)
+    assert [child.name for child in children] == ['job/shop."Odd.Name"', "job/shop.orders"]
+    assert children[1].definition == {
+        "source": {"datasource": "source", "table": "shop.orders"},
+        "sink": {"datasource": "sink", "table": "landing.orders"},
+        "mode": "complete",
+        "parallelism": 1,
+        "create": True,
+        "analyze": False,
+        "fetch_size": 5000,
+        "priority": 3,
+    }
+    assert outcome.result == {"tables": ['shop."Odd.Name"', "shop.orders"]}
+    sink.execute("create schema landing")
+    child = Job(source.config, sink.config, dict(children[0].definition), id=uuid.uuid4())
+    assert child.run().rows_processed == 0
+    assert sink.value("select to_regclass('landing.\"Odd.Name\"')") is not None
+
+
+def test_a_pattern_that_matches_nothing_is_a_permanent_failure(
+    source: Database, sink: Database, job: Make
+) -> None:
+    task = job("complete", None, tables="nothing.*")
+    task.definition["sink"] = {"datasource": "sink"}
+    with pytest.raises(
+        HandlerFailure, match=r"no table of the source matches nothing\.\*"
+    ) as caught:
+        task.run()
+    assert caught.value.permanent
+
+
+def test_checksums_of_two_tables_can_be_compared(source: Database, sink: Database) -> None:
+    for database in (source, sink):
+        database.execute("create table t (id int primary key, name text)")
+    source.execute("insert into t values (1, ''), (2, null)")
+    sink.execute("insert into t values (2, null), (1, '')")
+    one = checksum.of_table("postgresql", source.config, "public.t")
+    assert checksum.of_table("postgresql", sink.config, "public.t") == one
+    assert one.rows == 2
+    sink.execute("update t set name = ''")
+    assert checksum.of_table("postgresql", sink.config, "public.t") != one
+
+
+@contextmanager
+def silent_server() -> Iterator[int]:
+    """A port that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_connect_to_a_silent_server_stops__R_K2(source: Database, job: Make) -> None:
+    source.execute("create table t (id int)")
+    task = job("complete")
+    with silent_server() as port:
+        task.sink = {"url": f"postgresql://user:secret-word@127.0.0.1:{port}/x"}
+        context = task.context()
+        at: list[float] = []
+
+        def stop() -> None:
+            at.append(time.monotonic())
+            context.stop("cancelled")
+
+        timer = threading.Timer(0.5, stop)
+        timer.start()
+        with pytest.raises(RunStopped):
+            modes.run(context)
+        assert time.monotonic() - at[0] < 1.0
+        timer.join(timeout=5)
+
+
+def test_credentials_are_in_no_error__R_X2(source: Database, job: Make) -> None:
+    source.execute("create table t (id int)")
+    task = job("complete")
+    for url in (
+        "postgresql://user:secret-word@127.0.0.1:1/x",
+        "postgresql://user:secret-word@127.0.0.1:1:2/x",
+        "postgresql://user:secret-word@no-such-host.invalid/x",
+        "postgresql://user@127.0.0.1:1/x?password=secret-word&nonsense=1",
+    ):
+        task.sink = {"url": url}
+        with pytest.raises((HandlerFailure, ValueError)) as caught:
+            task.run()
+        assert "secret-word" not in str(caught.value)
+        assert "secret-word" not in repr(task.context().sink)
