@@ -86,6 +86,7 @@ def send_wake_up(producer: Any, offer: Offer) -> None:
         priority=message_priority(offer.priority),
         # The run's result is in Postgres; the wake-up has none.
         ignore_result=True,
+        add_to_parent=False,
         retry=False,
     )
 

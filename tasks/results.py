@@ -7,6 +7,7 @@ second, because no finish notifies.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -94,7 +95,11 @@ class RunBackend(BaseBackend):
                 return meta_of(task_id, row)
             if self._is_run.get(task_id):
                 return unknown_meta(task_id)
+        super()._ensure_not_eager()
         return self.redis._get_task_meta_for(task_id)
+
+    def _ensure_not_eager(self) -> None:
+        """Nothing to warn of: a run is stored and executed alike, eager or not."""
 
     def task_result_exists(self, task_id: str) -> bool:
         if self.is_run(task_id):
@@ -193,9 +198,10 @@ class RunBackend(BaseBackend):
         return result
 
     def remove_pending_result(self, result: Any) -> Any:
-        # Called whenever a result object goes away, so it asks nobody.
+        # Called whenever a result object goes away: it asks nobody, and an error would help nobody.
         if self._redis is not None and not isinstance(result, RunResult):
-            self._redis.remove_pending_result(result)
+            with contextlib.suppress(Exception):
+                self._redis.remove_pending_result(result)
         return result
 
     def iter_native(

@@ -20,7 +20,7 @@ from db.keyring import Keyring, KeyringError
 from dispatch import enqueue, offers
 from dispatch.coordinator import WorkerDispatchCoordinator
 from dispatch.enqueue import RunHandle
-from dispatch.ports import Capacity, Offer, Ports
+from dispatch.ports import Capacity, Ports
 from tasks import handlers, identity
 from tasks.app import DEFAULT_QUEUE
 from tasks.drain import Level, bells, grace, stop_grace

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from tasks import HandlerFailure, PermanentFailure, RunContext, Snooze, handler
+from tasks import HandlerFailure, PermanentFailure, RunContext, Snooze, app, handler, trigger
 
 
 def mark(run: RunContext, what: str) -> None:
@@ -105,3 +105,27 @@ def where(run: RunContext) -> dict[str, Any]:
 @handler("subprocess")
 def in_subprocess(run: RunContext) -> str:
     return subprocess.run(["echo", "hello"], capture_output=True, text=True, check=True).stdout
+
+
+# Ordinary tasks of the same app, as a team has them beside its handlers.
+
+
+@app.task(name="test.add")
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+@app.task(name="test.total")
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@app.task(name="test.crash")
+def crash() -> None:
+    raise ValueError("an ordinary failure")
+
+
+@app.task(name="test.start_run")
+def start_run(job: str) -> str:
+    """An ordinary task that triggers a run."""
+    return str(trigger.delay(job).id)

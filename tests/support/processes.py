@@ -124,6 +124,7 @@ def worker(
     """A worker of the queue ``runs`` with the handlers of support.handlers, ready to work."""
     environment.setdefault("CLAIMCHECK_HANDLERS", HANDLERS)
     options = ["--pool", pool, "--concurrency", str(concurrency), "-n", f"{name}@%h", "-l", "INFO"]
+    options += ["--without-mingle", "--without-gossip"]  # each costs a second at the start
     with celery(log, "worker", *options, *arguments, **environment) as running:
         running.await_line(" ready.")
         yield running

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import chain, group
-from celery.exceptions import TaskRevokedError
 from support.waiting import until
 
-from dispatch.errors import InvalidParameters, NotCancellable, RunFailed
+from dispatch.errors import RunFailed
 
 POOLS = ["prefork", "threads", "solo"]
 ONCE = {"retry": {"max_attempts": 1}}
