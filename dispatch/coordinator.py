@@ -131,7 +131,8 @@ class WorkerDispatchCoordinator:
         called again to shorten the time. Fit for a signal handler.
         """
         grace = self._shutdown_seconds if seconds is None else seconds
-        self._drain_at = time.monotonic() + grace
+        at = time.monotonic() + grace
+        self._drain_at = at if self._drain_at is None else min(at, self._drain_at)
         self._keeper.drain(grace, stop_grace)
 
     @property
@@ -211,13 +212,13 @@ class WorkerDispatchCoordinator:
         self, finished: Finished, before: ClaimedRun, following: ClaimedRun | None
     ) -> None:
         turn = before.exclusive and (following is None or following.job_id != before.job_id)
-        slot = before.slot_key
-        if slot is not None and following is not None and following.slot_key == slot:
-            slot = None
-        if not turn and slot is None:
+        slot = before.slot_key is not None and (
+            following is None or following.slot_key != before.slot_key
+        )
+        if not turn and not slot:
             return
         try:
-            self._finalization.offer_freed(self._link, before.job_id, exclusive=turn, slot_key=slot)
+            self._finalization.offer_freed(self._link, finished, turn=turn, slot=slot)
         except psycopg.Error as error:
             # A hint that is lost costs the time until the sweep.
             self._link.close()

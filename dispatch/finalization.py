@@ -250,12 +250,13 @@ class RunFinalizationService:
                 return finished
             except (psycopg.errors.LockNotAvailable, TriggerBusy):
                 pass  # someone holds the row; it is ours to finish as soon as they let go
-            except (
-                psycopg.DataError,
-                psycopg.IntegrityError,
-                psycopg.errors.UndefinedObject,
-            ) as error:
+            except (psycopg.DataError, psycopg.IntegrityError) as error:
                 raise FinishRefused(first_line(error)) from None
+            except psycopg.ProgrammingError as error:
+                # A type that the server lacks, or that has no order.
+                if asked["watermark"] is None:
+                    raise
+                raise FinishRefused(f"the watermark's type: {first_line(error)}") from None
             except psycopg.Error as error:
                 if not is_connection_lost(error):
                     raise
@@ -275,21 +276,14 @@ class RunFinalizationService:
             offers.publish(self._ports, finished.offers)
         self._ports.emit(finished.event)
 
-    def offer_freed(
-        self, link: Link, job_id: UUID, *, exclusive: bool, slot_key: str | None
-    ) -> Offer | None:
-        """Offer the next run that waited for a job's turn or a concurrency slot (R-D7).
+    def offer_freed(self, link: Link, finished: Finished, *, turn: bool, slot: bool) -> None:
+        """Offer the next run that waited for the job's turn or the concurrency slot (R-D7).
 
         Raises psycopg.Error.
         """
-        row = link.row(
-            _SQL["offer_freed"], {"job_id": job_id, "exclusive": exclusive, "slot_key": slot_key}
-        )
-        if row is None:
-            return None
-        offer = Offer(row["id"], row["queue"], row["priority"])
-        self._ports.offer([offer])
-        return offer
+        row = link.row(_SQL["offer_freed"], freed_parameters(finished, turn=turn, slot=slot))
+        if row is not None:
+            self._ports.offer([Offer(row["id"], row["queue"], row["priority"])])
 
     def _write(
         self, link: Link, claimed: ClaimedRun, asked: Mapping[str, Any], log: RunLog | None
@@ -333,6 +327,16 @@ class RunFinalizationService:
             return None  # the lease ran out meanwhile, and the run was recovered
         # Its wake-ups may have gone with the answer; one too many is only a hint.
         return Finished.of(row, _next_attempt(row, {"delay": ending.delay}))
+
+
+def freed_parameters(finished: Finished, *, turn: bool, slot: bool) -> dict[str, Any]:
+    """The parameters of the statement ``offer_freed``."""
+    return {
+        "job_id": finished.job_id,
+        "exclusive": turn,
+        "slot_key": finished.slot_key if slot else None,
+        "offered": finished.next_run_id,
+    }
 
 
 def _next_attempt(row: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Offer]:

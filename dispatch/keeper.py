@@ -115,7 +115,8 @@ class LeaseKeeper:
         """
         # No lock here: a signal handler may call this, interrupting the holder of one.
         self._drain_grace = self._stop_grace if stop_grace is None else stop_grace
-        self._drain_at = time.monotonic() + seconds
+        at = time.monotonic() + seconds
+        self._drain_at = at if self._drain_at is None else min(at, self._drain_at)
         threading.Thread(target=self._notify, name="claimcheck-drain", daemon=True).start()
 
     def stop(self) -> None:

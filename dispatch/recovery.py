@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from db import session, statements
 from db.failures import first_line, is_connection_lost
 from dispatch import offers
-from dispatch.finalization import Ending, Finished
+from dispatch.finalization import Ending, Finished, freed_parameters
 from dispatch.lifecycle import JobRunStatus
 from dispatch.policy import DESTRUCTIVE_MODE, RetryPolicy
 from dispatch.ports import Offer, Ports
@@ -158,11 +158,7 @@ def _freed(ended: Finished) -> list[Offer]:
             row = statements.row(
                 connection,
                 _FINISH["offer_freed"],
-                {
-                    "job_id": ended.job_id,
-                    "exclusive": ended.exclusive,
-                    "slot_key": ended.slot_key,
-                },
+                freed_parameters(ended, turn=ended.exclusive, slot=True),
             )
     except (psycopg.Error, DBAPIError) as error:
         # A hint that is lost costs the time until the sweep.

@@ -101,7 +101,8 @@ where e.id = %(run_id)s::uuid and e.lease_token = %(token)s::uuid and e.finished
 -- name: offer_freed
 -- The next run that waited for what an attempt held, its job's turn or its concurrency slot, marked
 -- as offered (R-D7). `place` steps from queue to queue of each job, so that the cost does not grow
--- with the runs that wait. No row where nothing waits, or all of it is on its way already.
+-- with the runs that wait. No row where nothing waits, where the first one is `offered` already, the
+-- attempt's own retry, or where someone has it locked and so on its way.
 with recursive freed as materialized (
   select j.id
   from job j
@@ -142,6 +143,7 @@ with recursive freed as materialized (
 ), locked as materialized (
   select r.id from job_run r
   where r.id = (select first.id from first) and r.lease_token is null and r.finished_at is null
+    and r.id is distinct from %(offered)s::uuid
   for no key update of r skip locked
 )
 update job_run u
