@@ -42,12 +42,14 @@ class DeadlineScheduler(Scheduler):
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Do what is due, else wait for it; returns 0, for the next tick to follow at once."""
+        if self._watch is None:
+            # Nobody here waits for a result. To subscribe to each would block while Redis is away.
+            self.app.backend.on_task_call = _unawaited
+            self._watch = Watch(PORTS)
         delay = super().tick(*args, **kwargs)
         if self._missed:
             self._repeat()
             delay = min(delay, self._repeat_at - time.monotonic())
-        if self._watch is None:
-            self._watch = Watch(PORTS)
         self._watch.step(max(0.0, min(delay, self.max_interval)))
         if self._closing:
             # A signal came within a statement, and the driver's own clean-up may have hidden it.
@@ -89,3 +91,7 @@ class DeadlineScheduler(Scheduler):
     @property
     def info(self) -> str:
         return "    . deadlines -> the control database (DATABASE_URL)"
+
+
+def _unawaited(producer: Any, task_id: str) -> None:
+    return None
