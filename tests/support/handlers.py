@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -91,9 +92,14 @@ def snooze(run: RunContext) -> str:
 
 @handler("secret")
 def secret(run: RunContext) -> dict[str, Any]:
-    """Use what must not be seen, and let a driver say it in an error."""
-    run.log.info("connecting with %s", run.params["password"])
-    return {"length": len(run.params["password"])}
+    """Log the credentials of its source, and fail with a driver's error that holds them."""
+    assert run.source is not None
+    run.log.warning("connecting with %s", run.source.config["url"])
+    logging.getLogger("shop").warning("connecting with %s", run.source.config)
+    print("connecting with", run.source.config["url"])
+    if run.params.get("fail"):
+        raise RuntimeError(f"could not connect to {run.source.config['url']}")
+    return {"host": run.source.config["url"].rpartition("@")[2]}
 
 
 @handler("where")
