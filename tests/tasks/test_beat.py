@@ -80,7 +80,8 @@ def lost_run(rows: Rows, job: str) -> Any:
     )
     rows(
         """update job_run set status = 'RUNNING', lease_token = gen_random_uuid(),
-             executor = 'x:1:a:2', heartbeat_at = clock_timestamp(), fence = nextval('fence_seq'), job_snapshot = '{}',
+             executor = 'x:1:a:2', heartbeat_at = clock_timestamp(),
+             fence = nextval('fence_seq'), job_snapshot = '{}',
              lease_until = clock_timestamp() + interval '1 second', started_at = clock_timestamp(),
              datasources_resolved_at = clock_timestamp() where id = %s""",
         run["id"],
