@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
 import psycopg
 from psycopg.rows import dict_row
 from support import processes
@@ -44,9 +45,8 @@ class Member:
     running: Running | None = None
     held: bool = False
     """The scenario wants it down."""
-    frozen: bool = False
     restart_at: float = 0.0
-    starts: int = 0
+    starts: list[Running] = field(default_factory=list)
 
     @property
     def is_worker(self) -> bool:
@@ -59,9 +59,9 @@ class Member:
 
     def start(self) -> None:
         # Each start has a log of its own, so that a line that is awaited is of this start.
-        self.starts += 1
-        log = self.log.with_suffix(f".{self.starts}.log")
+        log = self.log.with_suffix(f".{len(self.starts) + 1}.log")
         self.running = processes.start(self.command, log, **self.environment)
+        self.starts.append(self.running)
 
     def await_ready(self, seconds: float = 40.0) -> None:
         assert self.running is not None
@@ -79,12 +79,32 @@ class Member:
     def children(self) -> list[int]:
         return self.running.children() if self.running is not None and self.is_alive() else []
 
+    def family(self) -> list[int]:
+        """The process ids of the worker and its children."""
+        return [self.pid, *self.children()] if self.is_alive() else []
+
+    def orphans(self) -> list[int]:
+        """What is left of the groups of earlier starts."""
+        gone = {started.pid for started in self.starts if started.process.poll() is not None}
+        return [
+            process.pid
+            for process in psutil.process_iter()
+            if process.pid not in gone and _group_of(process.pid) in gone
+        ]
+
     def end(self) -> None:
-        """What is left of its group, for good."""
-        if self.running is not None:
+        """What is left of its groups, for good."""
+        for started in self.starts:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.running.pid, signal.SIGKILL)
-            self.running.process.wait(10)
+                os.killpg(started.pid, signal.SIGKILL)
+            started.process.wait(10)
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
 
 
 class Client:

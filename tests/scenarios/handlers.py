@@ -18,17 +18,24 @@ def work(run: RunContext) -> dict[str, Any]:
     return _work(run, heeds=True)
 
 
+@handler("plain")
+def plain(run: RunContext) -> dict[str, Any]:
+    """The same without any database, so that nothing but Claimcheck notices when one is away."""
+    return _work(run, heeds=True, records=False)
+
+
 @handler("deaf")
 def deaf(run: RunContext) -> dict[str, Any]:
     """The same without ever looking whether it should stop."""
     return _work(run, heeds=False)
 
 
-def _work(run: RunContext, *, heeds: bool) -> dict[str, Any]:
+def _work(run: RunContext, *, heeds: bool, records: bool = True) -> dict[str, Any]:
     trace = ledger.Trace(run)
     try:
         trace.tell("began")
-        with ledger.opened(os.environ["SCENARIO_LEDGER_URL"]) as connection:
+        url = os.environ["SCENARIO_LEDGER_URL"] if records else None
+        with ledger.opened(url) as connection:
             ledger.begin(connection, run)
             seconds = float(run.params.get("seconds", 0.5))
             until = time.monotonic() + seconds

@@ -32,8 +32,10 @@ class Stale(Exception):
     """A newer attempt of the lineage has been here: this one must write nothing."""
 
 
-def begin(ledger: psycopg.Connection[Any], run: Any) -> None:
+def begin(ledger: psycopg.Connection[Any] | None, run: Any) -> None:
     """Record the attempt's fence and its beginning. Raises Stale."""
+    if ledger is None:
+        return
     with ledger.transaction():
         taken = ledger.execute(
             """insert into fence values (%s, %s)
@@ -46,8 +48,10 @@ def begin(ledger: psycopg.Connection[Any], run: Any) -> None:
         _write(ledger, "began", run)
 
 
-def effect(ledger: psycopg.Connection[Any], run: Any) -> None:
+def effect(ledger: psycopg.Connection[Any] | None, run: Any) -> None:
     """Record the attempt's effect, if no newer attempt has begun. Raises Stale."""
+    if ledger is None:
+        return
     with ledger.transaction():
         row = ledger.execute(
             "select fence from fence where scope = %s for share", (str(run.root_run_id),)
@@ -66,7 +70,11 @@ def _write(ledger: psycopg.Connection[Any], what: str, run: Any) -> None:
 
 
 @contextmanager
-def opened(url: str) -> Iterator[psycopg.Connection[Any]]:
+def opened(url: str | None) -> Iterator[psycopg.Connection[Any] | None]:
+    """A connection to the ledger, or none where there is to be no record."""
+    if url is None:
+        yield None
+        return
     with psycopg.connect(url, autocommit=True, connect_timeout=5) as ledger:
         yield ledger
 

@@ -69,7 +69,7 @@ class Postgres:
             self._data.mkdir(mode=0o700)
             self._place.give(self._data)
             self._run("initdb", "-D", str(self._data), "-U", "postgres", "--auth=trust",
-                      "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")  # fmt: skip
+                      "--encoding=UTF8", "--locale=C", "--no-sync")  # fmt: skip
         options = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
