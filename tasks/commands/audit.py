@@ -6,6 +6,7 @@ from datetime import datetime
 from uuid import UUID
 
 import click
+from click_didyoumean import DYMGroup
 from sqlalchemy import select
 
 from db.models import AuditEvent
@@ -14,7 +15,7 @@ from tasks.commands import console, control
 from tasks.commands.console import Output
 
 
-@click.group()
+@click.group(cls=DYMGroup)
 def audit() -> None:
     """The record of every accepted action and every end of a run."""
 

@@ -29,7 +29,7 @@ from rich.text import Text
 
 from db.redaction import RedactingFilter, redact
 
-PIPE_WIDTH = 250
+PIPE_WIDTH = 10_000
 """Columns of a table that is not shown on a terminal, so that programs read whole lines."""
 
 

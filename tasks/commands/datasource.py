@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import click
+from click_didyoumean import DYMGroup
 
 from db.envelopes import EnvelopeError
 from db.models import Datasource, Job
@@ -18,7 +19,7 @@ from tasks.connectors import CONNECTORS
 from tasks.replicate import registry
 
 
-@click.group()
+@click.group(cls=DYMGroup)
 def datasource() -> None:
     """Places that jobs read from and write to; their secrets are stored encrypted."""
 
@@ -38,7 +39,10 @@ def add(
     secret_env: tuple[str, ...],
     given: tuple[str, ...],
 ) -> None:
-    """Store a datasource, e.g. `datasource add shop --connector postgresql --url-env SHOP_URL`."""
+    """Store a new datasource.
+
+    For example: datasource add shop --connector postgresql --url-env SHOP_URL
+    """
     secrets = values.secrets_given(url_env, url_stdin, secret_env)
     with secrets_known(secrets_of(secrets)):
         canonical = CONNECTORS.canonical(connector)
@@ -74,7 +78,10 @@ def edit(
     given: tuple[str, ...],
     clear: tuple[str, ...],
 ) -> None:
-    """Change what is named and keep the rest, from the next claim on."""
+    """Change what is named, keep the rest.
+
+    The next claim uses it; a running attempt does not.
+    """
     secrets = values.secrets_given(url_env, url_stdin, secret_env)
     with secrets_known(secrets_of(secrets)):
         control.require_database()
@@ -128,7 +135,10 @@ def list_(out: Output) -> None:
 @click.argument("name")
 @console.command
 def show(out: Output, name: str) -> None:
-    """Show a datasource: where it points, what its connector can do, which jobs use it."""
+    """Show one: where it points, who uses it.
+
+    Also what its connector can do.
+    """
     control.require_database()
     keyring = control.open_keyring()
     with catalog.reading() as session:
@@ -157,7 +167,10 @@ def show(out: Output, name: str) -> None:
 @click.argument("name")
 @console.command
 def test(out: Output, name: str) -> None:
-    """Connect to a datasource, and say what was found; exit 1 where it cannot be reached."""
+    """Connect, and say what was found.
+
+    Exit 1 where it cannot be reached.
+    """
     control.require_database()
     keyring = control.open_keyring()
     with catalog.reading() as session:
@@ -182,7 +195,7 @@ def test(out: Output, name: str) -> None:
 @click.argument("name")
 @console.command
 def enable(out: Output, name: str) -> None:
-    """Let the jobs of a datasource be claimed again."""
+    """Let its jobs be claimed again."""
     _switch(out, name, True)
 
 
@@ -190,7 +203,10 @@ def enable(out: Output, name: str) -> None:
 @click.argument("name")
 @console.command
 def disable(out: Output, name: str) -> None:
-    """Hold the next claims of its jobs back; a running attempt goes on."""
+    """Hold the next claims of its jobs.
+
+    A running attempt goes on.
+    """
     _switch(out, name, False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click_didyoumean import DYMGroup
 
 from db import migrations, session, settings, statements
 from tasks.commands import console, control
@@ -14,7 +15,7 @@ _SQL = statements.load("database")
 DEFAULT_BUMP = 1_000_000
 
 
-@click.group()
+@click.group(cls=DYMGroup)
 def db() -> None:
     """The control database: bring it up to date, and see where it stands."""
 
@@ -22,7 +23,10 @@ def db() -> None:
 @db.command()
 @console.command
 def upgrade(out: Output) -> None:
-    """Apply the migrations that are missing; any number of processes may do so at once."""
+    """Apply the migrations that are missing.
+
+    Any number of processes may do so at once.
+    """
     engine = session.engine()
     before = migrations.status(engine)
     after = migrations.upgrade(engine)
@@ -39,7 +43,10 @@ def upgrade(out: Output) -> None:
 @db.command()
 @console.command
 def status(out: Output) -> int:
-    """Show the version of the control database; exit 1 where an upgrade is missing."""
+    """Show its version.
+
+    Exit 1 where an upgrade is missing.
+    """
     endpoints = settings.services()
     engine = session.engine()
     found = migrations.status(engine)
@@ -72,7 +79,7 @@ def status(out: Output) -> int:
 )
 @console.command
 def bump_fence(out: Output, by: int) -> None:
-    """After a restore: move the fence on, past every number that a sink may have seen.
+    """Move the fence on, after a restore.
 
     A restored database hands out fence numbers that lost attempts have used already, and sinks
     refuse attempts that are not above the highest number they recorded (R-F5).

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
+from click_didyoumean import DYMGroup
 from sqlalchemy.orm import Session
 
 from db.models import Job, JobSchedule
@@ -23,7 +24,7 @@ from tasks.replicate.spec import ReplicationSpec, SpecError
 _FINISHED = frozenset(str(status) for status in JobRunStatus if status.is_finished)
 
 
-@click.group()
+@click.group(cls=DYMGroup)
 def job() -> None:
     """Jobs: what can be run, from where to where, and whether it may be."""
 
@@ -64,7 +65,10 @@ def _definition_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @_definition_options
 @console.command
 def add(out: Output, name: str, given: tuple[str, ...], **options: Any) -> None:
-    """Store a job, e.g. `job add report --handler report --param day=2026-11-01`."""
+    """Store a new job.
+
+    For example: job add report --handler report --param day=2026-11-01
+    """
     raw = _raw(given, options)
     control.require_database()
     with catalog.editing() as session:
@@ -91,7 +95,10 @@ def edit(
     reset_watermark: bool,
     **options: Any,
 ) -> None:
-    """Change what is named and keep the rest, from the next claim on."""
+    """Change what is named, keep the rest.
+
+    The next claim uses it; a running attempt does not.
+    """
     raw = _merged(_raw(given, options), values.nested((key, None) for key in clear))
     control.require_database()
     with catalog.editing() as session:
@@ -143,7 +150,7 @@ def list_(out: Output) -> None:
 @click.argument("name")
 @console.command
 def show(out: Output, name: str) -> None:
-    """Show a job as it is stored, its schedules and how its runs stand."""
+    """Show a job and how its runs stand."""
     control.require_database()
     with catalog.reading() as session:
         stored = catalog.job(session, name)
@@ -164,7 +171,7 @@ def show(out: Output, name: str) -> None:
 @click.option("--binding", type=click.Choice(["source", "sink"]), help="One side only.")
 @console.command
 def enable(out: Output, name: str, binding: str | None) -> None:
-    """Accept triggers of a job again and let its waiting runs be claimed."""
+    """Accept triggers, and run what waits."""
     _switch(out, name, binding, True)
 
 
@@ -173,7 +180,10 @@ def enable(out: Output, name: str, binding: str | None) -> None:
 @click.option("--binding", type=click.Choice(["source", "sink"]), help="One side only.")
 @console.command
 def disable(out: Output, name: str, binding: str | None) -> None:
-    """Refuse triggers of a job and hold its waiting runs; a running attempt goes on."""
+    """Refuse triggers, and hold waiting runs.
+
+    A running attempt goes on.
+    """
     _switch(out, name, binding, False)
 
 
@@ -181,7 +191,7 @@ def disable(out: Output, name: str, binding: str | None) -> None:
 @click.argument("name")
 @console.command
 def pause(out: Output, name: str) -> None:
-    """Accept triggers of a job and let them wait."""
+    """Accept triggers and let them wait."""
     _set(out, name, "paused", True, f"paused job {name}")
 
 
@@ -189,7 +199,7 @@ def pause(out: Output, name: str) -> None:
 @click.argument("name")
 @console.command
 def resume(out: Output, name: str) -> None:
-    """Let the waiting runs of a paused job be claimed."""
+    """Let what waits run again."""
     _set(out, name, "paused", False, f"resumed job {name}")
 
 
@@ -197,7 +207,10 @@ def resume(out: Output, name: str) -> None:
 @click.argument("name")
 @console.command
 def rm(out: Output, name: str) -> None:
-    """Remove a job that has no active run, with its schedules; its finished runs are kept."""
+    """Remove a job without active runs.
+
+    Its schedules go with it; its finished runs are kept.
+    """
     control.require_database()
     with catalog.editing() as session:
         change = jobs.remove(session, name, actor=console.actor())

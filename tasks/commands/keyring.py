@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+from click_didyoumean import DYMGroup
 from rich.progress import Progress
 
 from db import keyring as keyrings
@@ -13,7 +14,7 @@ from tasks.commands import console, control
 from tasks.commands.console import Output
 
 
-@click.group()
+@click.group(cls=DYMGroup)
 def keyring() -> None:
     """The keys that seal datasources. Rotate: add, spread the file, use, reencrypt, rm."""
 
@@ -21,7 +22,10 @@ def keyring() -> None:
 @keyring.command()
 @console.command
 def init(out: Output) -> None:
-    """Create the keyring file with one fresh key; an existing file is never overwritten."""
+    """Create the file with one fresh key.
+
+    An existing file is never overwritten.
+    """
     made = keyrings.init(settings.settings().keyring_path())
     out.say(f"created {made.path} with the key version {made.current}")
     out.say("keep a copy of it apart from the database: without it no credential can be read")
@@ -32,7 +36,10 @@ def init(out: Output) -> None:
 @keyring.command()
 @console.command
 def status(out: Output) -> int:
-    """Show the key versions, and how many stored envelopes need each; exit 1 where one lacks."""
+    """Show the key versions and their use.
+
+    Exit 1 where stored envelopes need a key that is missing.
+    """
     found = control.open_keyring()
     control.require_database()
     in_use = reencryption.versions_in_use()
@@ -79,7 +86,10 @@ def status(out: Output) -> int:
 @click.option("--use", "make_current", is_flag=True, help="Seal with it from now on.")
 @console.command
 def add(out: Output, version: str | None, make_current: bool) -> None:
-    """Add a fresh key. Give the file to every host before the key is used."""
+    """Add a fresh key.
+
+    Give the file to every host before the key is used.
+    """
     path = settings.settings().keyring_path()
     before = set(Keyring.load(path).versions)
     made = keyrings.add_version(path, version, make_current=make_current)
@@ -95,7 +105,7 @@ def add(out: Output, version: str | None, make_current: bool) -> None:
 @click.argument("version")
 @console.command
 def use(out: Output, version: str) -> None:
-    """Seal with this version from now on; the others stay readable."""
+    """Seal with this version from now on."""
     made = keyrings.set_current(settings.settings().keyring_path(), version)
     out.say(f"the current key version is {version}; next: celery -A tasks keyring reencrypt")
     if out.as_json:
@@ -127,7 +137,10 @@ def rm(out: Output, version: str) -> None:
 @click.option("--limit", type=click.IntRange(min=1), help="Change at most so many rows.")
 @console.command
 def reencrypt(out: Output, limit: int | None) -> int:
-    """Wrap the keys of all stored envelopes under the current version; repeat while some remain."""
+    """Wrap all data keys under the current key.
+
+    Also those of retained snapshots. Repeat it while some remain.
+    """
     found = control.open_keyring()
     control.require_database()
     with Progress(console=out.messages, transient=True) as bar:

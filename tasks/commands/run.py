@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import click
+from click_didyoumean import DYMGroup
 
 from db import session
 from db.runs import Filter, JobRunRepository
@@ -24,7 +25,7 @@ from tasks.ports import PORTS
 FOLLOW_SECONDS = 0.5
 
 
-@click.group()
+@click.group(cls=DYMGroup)
 def run() -> None:
     """Runs: start them, see how they stand, stop them."""
 
@@ -50,7 +51,7 @@ def trigger(
     priority: int | None,
     queue: str | None,
 ) -> int:
-    """Start a run of a job; it is durable when this returns."""
+    """Start a run; it is durable at once."""
     params = _params(param)
     delay = None
     if countdown is not None:
@@ -106,7 +107,7 @@ def list_(
     latest: bool,
     since: datetime | None,
 ) -> None:
-    """List runs, each attempt by itself, the newest first."""
+    """List attempts, the newest first."""
     statuses = {one.upper() for one in status}
     if active:
         statuses |= {str(one) for one in JobRunStatus if one.is_active}
@@ -146,7 +147,10 @@ def list_(
 @click.argument("run_id", type=click.UUID)
 @console.command
 def show(out: Output, run_id: UUID) -> None:
-    """Show a run: inputs, holder, attempts, why it failed, what happens next."""
+    """Show all of one run.
+
+    Its inputs, holder and attempts, why it failed, what happens next.
+    """
     control.require_database()
     found = runs.with_lineage(run_id)
     if out.as_json:
@@ -196,7 +200,10 @@ def show(out: Output, run_id: UUID) -> None:
 @click.argument("run_id", type=click.UUID)
 @console.command
 def watch(out: Output, run_id: UUID) -> int:
-    """Follow a run, and its retries, to the end; exit 0 SUCCEEDED, 1 FAILED, 3 CANCELLED."""
+    """Follow a run and its retries to the end.
+
+    Exit 0 on SUCCEEDED, 1 on FAILED, 3 on CANCELLED.
+    """
     control.require_database()
     return watching.watch(out, run_id)
 
@@ -206,7 +213,10 @@ def watch(out: Output, run_id: UUID) -> int:
 @click.option("--follow", "-f", is_flag=True, help="Go on until the attempt has ended.")
 @console.command
 def logs(out: Output, run_id: UUID, follow: bool) -> None:
-    """Show what one attempt logged; with -f and --json, a JSON line for each line."""
+    """Show what one attempt logged.
+
+    With -f and --json: a JSON line for each line.
+    """
     control.require_database()
     with session.transaction() as connection:
         reader = JobRunRepository(connection)
@@ -232,7 +242,7 @@ def logs(out: Output, run_id: UUID, follow: bool) -> None:
 @click.argument("run_id", type=click.UUID)
 @console.command
 def cancel(out: Output, run_id: UUID) -> None:
-    """Cancel a run, by the id of any of its attempts."""
+    """Cancel a run, by any attempt's id."""
     control.require_database()
     answer = cancelling.cancel(PORTS, run_id, actor=console.actor())
     if answer.status is JobRunStatus.CANCELLED:
@@ -250,7 +260,7 @@ def cancel(out: Output, run_id: UUID) -> None:
 @click.option("--wait", is_flag=True, help="Follow it to its end.")
 @console.command
 def retry(out: Output, run_id: UUID, wait: bool) -> int:
-    """Try a FAILED run again, from the beginning, at once."""
+    """Try a FAILED run again, at once."""
     control.require_database()
     handle = retrying.retry(PORTS, run_id, actor=console.actor())
     out.say(f"created run {handle.run_id}, the next attempt")

@@ -8,6 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import click
+from click_didyoumean import DYMGroup
 
 from dispatch import catalog, jobschedules
 from dispatch.changes import Change
@@ -42,7 +43,7 @@ class _Coming:
         }
 
 
-@click.group()
+@click.group(cls=DYMGroup)
 def schedule() -> None:
     """Schedules: when jobs fire by themselves."""
 
@@ -56,7 +57,10 @@ def schedule() -> None:
 @click.option("--misfire", type=click.Choice(["fire_once", "skip", "catch_up"]))
 @console.command
 def add(out: Output, job: str, **options: Any) -> None:
-    """Let a job fire, e.g. `schedule add orders --cron "0 3 * * *" --timezone Europe/Madrid`."""
+    """Let a job fire by itself.
+
+    For example: schedule add orders --cron "0 3 * * *" --timezone Europe/Madrid
+    """
     raw = {key: value for key, value in options.items() if value is not None}
     control.require_database()
     with catalog.editing() as session:
@@ -110,7 +114,10 @@ def list_(out: Output, job: str | None) -> None:
 )
 @console.command
 def next_(out: Output, name: str | None, count: int) -> None:
-    """Show the coming fire times, in the schedule's zone and in yours."""
+    """Show the coming fire times.
+
+    In the schedule's zone and in yours.
+    """
     control.require_database()
     with catalog.reading() as session:
         pairs = (
@@ -151,7 +158,7 @@ def next_(out: Output, name: str | None, count: int) -> None:
 @click.argument("name")
 @console.command
 def enable(out: Output, name: str) -> None:
-    """Let a schedule fire again, from its next slot on."""
+    """Let it fire again, from its next slot on."""
     _switch(out, name, True)
 
 
@@ -159,7 +166,7 @@ def enable(out: Output, name: str) -> None:
 @click.argument("name")
 @console.command
 def disable(out: Output, name: str) -> None:
-    """Keep a schedule, and let it not fire."""
+    """Keep it, and let it not fire."""
     _switch(out, name, False)
 
 
@@ -167,7 +174,7 @@ def disable(out: Output, name: str) -> None:
 @click.argument("name")
 @console.command
 def rm(out: Output, name: str) -> None:
-    """Remove a schedule; the runs that it created stay."""
+    """Remove it; the runs it created stay."""
     control.require_database()
     with catalog.editing() as session:
         change = jobschedules.remove(session, name, actor=console.actor())
