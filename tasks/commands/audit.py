@@ -6,7 +6,6 @@ from datetime import datetime
 from uuid import UUID
 
 import click
-from click_didyoumean import DYMGroup
 from sqlalchemy import select
 
 from db.models import AuditEvent
@@ -15,7 +14,7 @@ from tasks.commands import console, control
 from tasks.commands.console import Output
 
 
-@click.group(cls=DYMGroup)
+@click.group()
 def audit() -> None:
     """The record of every accepted action and every end of a run."""
 

@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import click
-from click_didyoumean import DYMGroup
 
 from db.envelopes import EnvelopeError
 from db.models import Datasource, Job
@@ -19,7 +18,7 @@ from tasks.connectors import CONNECTORS
 from tasks.replicate import registry
 
 
-@click.group(cls=DYMGroup)
+@click.group()
 def datasource() -> None:
     """Places that jobs read from and write to; their secrets are stored encrypted."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from click_didyoumean import DYMGroup
 
 from db import migrations, session, settings, statements
 from tasks.commands import console, control
@@ -15,7 +14,7 @@ _SQL = statements.load("database")
 DEFAULT_BUMP = 1_000_000
 
 
-@click.group(cls=DYMGroup)
+@click.group()
 def db() -> None:
     """The control database: bring it up to date, and see where it stands."""
 

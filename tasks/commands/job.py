@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
-from click_didyoumean import DYMGroup
 from sqlalchemy.orm import Session
 
 from db.models import Job, JobSchedule
@@ -24,7 +23,7 @@ from tasks.replicate.spec import ReplicationSpec, SpecError
 _FINISHED = frozenset(str(status) for status in JobRunStatus if status.is_finished)
 
 
-@click.group(cls=DYMGroup)
+@click.group()
 def job() -> None:
     """Jobs: what can be run, from where to where, and whether it may be."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import click
-from click_didyoumean import DYMGroup
 from rich.progress import Progress
 
 from db import keyring as keyrings
@@ -14,7 +13,7 @@ from tasks.commands import console, control
 from tasks.commands.console import Output
 
 
-@click.group(cls=DYMGroup)
+@click.group()
 def keyring() -> None:
     """The keys that seal datasources. Rotate: add, spread the file, use, reencrypt, rm."""
 

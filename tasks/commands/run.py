@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 import click
-from click_didyoumean import DYMGroup
 
 from db import session
 from db.runs import Filter, JobRunRepository
@@ -25,7 +24,7 @@ from tasks.ports import PORTS
 FOLLOW_SECONDS = 0.5
 
 
-@click.group(cls=DYMGroup)
+@click.group()
 def run() -> None:
     """Runs: start them, see how they stand, stop them."""
 

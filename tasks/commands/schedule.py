@@ -8,7 +8,6 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import click
-from click_didyoumean import DYMGroup
 
 from dispatch import catalog, jobschedules
 from dispatch.changes import Change
@@ -43,7 +42,7 @@ class _Coming:
         }
 
 
-@click.group(cls=DYMGroup)
+@click.group()
 def schedule() -> None:
     """Schedules: when jobs fire by themselves."""
 
