@@ -99,7 +99,7 @@ def _refuse(options: Mapping[str, Any], known: frozenset[str]) -> None:
                 raise InvalidParameters("ignore_result: the outcome of a run is always kept")
             continue
         close = difflib.get_close_matches(name, [*known, *_REFUSED], n=1, cutoff=0.6)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = f"; did you mean {close[0]!r}?" if close else "."
         raise InvalidParameters(
             f"a trigger has no option {name!r}{hint} Parameters of the run go into kwargs: "
             "trigger.apply_async(('report',), {'day': '2026-11-01'})"
