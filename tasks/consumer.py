@@ -6,16 +6,30 @@ Celery's own lines print the whole body, and a body that is not a wake-up may ho
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from celery import signals
 from celery.worker.consumer import Consumer as CeleryConsumer
 
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 4.0
+
 logger = logging.getLogger("claimcheck.worker")
 
 
 class Consumer(CeleryConsumer):
-    """Celery's consumer with quiet refusals."""
+    """Celery's consumer with quiet refusals, and back soon after its broker is."""
+
+    def ensure_connected(self, conn: Any) -> Any:
+        # Celery's own pause grows to 30 s, which runs would wait for once Redis is back.
+        conn.ensure_connection = partial(
+            conn.ensure_connection,
+            interval_start=FIRST_PAUSE_SECONDS,
+            interval_step=FIRST_PAUSE_SECONDS,
+            interval_max=LONGEST_PAUSE_SECONDS,
+        )
+        return super().ensure_connected(conn)
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
         drop(message, self.connection_errors, "it is not a task")
