@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -13,6 +14,9 @@ import psycopg
 from scenarios.fleet import Client, Fleet
 from scenarios.invariants import Accepted
 from scenarios.workload import HANDLED, REPLICATED, SCHEDULES
+
+LENGTHS = (0.0, 0.1, 0.5, 2.0, 5.0)
+TURNS = (0.0, 0.1, 0.5)
 
 # What a caller may be told while the servers are being broken.
 _EXCUSED = frozenset(
@@ -92,8 +96,8 @@ class Callers:
                 self.surprises.append(f"{do} {asked}: {answer}")
         return None
 
-    def _params(self, chance: random.Random) -> dict[str, Any]:
-        params: dict[str, Any] = {"seconds": round(chance.choice([0.0, 0.1, 0.5, 2.0, 5.0]), 2)}
+    def _params(self, chance: random.Random, lengths: Sequence[float]) -> dict[str, Any]:
+        params: dict[str, Any] = {"seconds": chance.choice(lengths)}
         kind = chance.random()
         if kind < 0.1:
             params["fails"] = chance.randint(1, 3)
@@ -105,7 +109,8 @@ class Callers:
 
     def _trigger(self, client: Client, chance: random.Random) -> None:
         job = chance.choice([*HANDLED, *HANDLED, *REPLICATED, "once"])
-        params = {} if job in REPLICATED else self._params(chance)
+        lengths = TURNS if job == "turn" else LENGTHS
+        params = {} if job in REPLICATED else self._params(chance, lengths)
         options: dict[str, Any] = {"priority": chance.randint(0, 9)}
         if chance.random() < 0.2:
             options["countdown"] = round(chance.uniform(0, 4), 2)
@@ -126,7 +131,7 @@ class Callers:
             client,
             "enqueue",
             job=chance.choice(("work", "slots")),
-            params=self._params(chance),
+            params=self._params(chance, LENGTHS),
             options={},
             commit=chance.random() < 0.7,
         )
