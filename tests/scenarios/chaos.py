@@ -29,6 +29,7 @@ def judge(fleet: Fleet, callers: Callers) -> list[str]:
         assert "error" not in answer, answer
     took = fleet.settle(SETTLE_SECONDS)
     print(f"all runs had ended {took:.1f} s after the last damage", flush=True)
+    print("the last of them:", fleet.last_active, flush=True)
     found = []
     for job in REPLICATED:
         end = fleet.await_status(

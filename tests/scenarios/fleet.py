@@ -171,6 +171,7 @@ class Fleet:
         self._tending: threading.Thread | None = None
         self._closing = threading.Event()
         self.events: list[dict[str, Any]] = []
+        self.last_active: list[dict[str, Any]] = []
         self.postgres = Postgres(self.folder / "postgres")
         self.redis = Redis(free_port(), self.folder)
         try:
@@ -356,18 +357,19 @@ class Fleet:
 
         def look() -> bool:
             with contextlib.suppress(psycopg.OperationalError):
-                self.active = self.rows(
+                active = self.rows(
                     """select id, job_name, status, attempt, available_at, offered_at, offer_count,
                          lease_until, executor, clock_timestamp() as now
                        from job_run where finished_at is null order by created_at limit 5"""
                 )
-                return not self.active
+                self.last_active = active or self.last_active
+                return not active
             return False
 
         try:
             until("every run to end", look, seconds)
         except AssertionError as error:
-            raise AssertionError(f"{error}: {self.active}") from None
+            raise AssertionError(f"{error}: {self.last_active}") from None
         return time.monotonic() - began
 
 
