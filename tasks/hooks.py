@@ -43,9 +43,10 @@ def child_starts(sender: str | None = None, **_: Any) -> None:
 
 @signals.worker_process_shutdown.connect
 def child_ends(**_: Any) -> None:
-    from tasks import events, worker
+    from tasks import events
+    from tasks.worker import close
 
-    worker.close()
+    close()
     events.flush()
 
 

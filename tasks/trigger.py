@@ -90,11 +90,11 @@ class Trigger(Task):
         another process holds it) is left to the workers, and the handle says how it stands. With
         ``throw`` (default: ``task_eager_propagates``) a failure is raised.
         """
-        from tasks import worker
+        from tasks.worker import execute_here
 
         for plumbing in ("logfile", "loglevel"):
             given.pop(plumbing, None)
-        result = worker.execute_here(*self._job(args, kwargs), **self._options(given))
+        result = execute_here(*self._job(args, kwargs), **self._options(given))
         found = self._result(result, given.get("add_to_parent", True))
         if throw or (throw is None and self.app.conf.task_eager_propagates):
             found.maybe_throw()
@@ -138,13 +138,13 @@ class Trigger(Task):
                 "trigger(...) would run in this very call and leave nothing behind: use "
                 "trigger.delay(...) to start a run, or trigger.apply(...) to execute it here"
             )
-        from tasks import worker
+        from tasks.worker import take
 
         run_id = wakeup.run_id_of(args, kwargs)
         if run_id is None:
             logger.error("dropped a wake-up that does not hold exactly one run id")
             return None
-        return worker.take(run_id, (self.request.delivery_info or {}).get("routing_key"))
+        return take(run_id, (self.request.delivery_info or {}).get("routing_key"))
 
     def start_strategy(self, app: Any, consumer: Any, **kwargs: Any) -> Any:
         """Celery's strategy behind a check: only a bare wake-up goes any further (R-T3)."""
