@@ -174,7 +174,7 @@ class JobRun(Base):
         Index(
             "job_run_pending_of_job",
             "job_id",
-            "queue",
+            text("(queue || '')"),
             text("priority desc"),
             "available_at",
             "created_at",

@@ -87,7 +87,8 @@ def connect(
 ) -> ControlConnection:
     """Open a connection in autocommit mode.
 
-    ``planner`` holds settings for this session's plans; a pooled connection cannot keep them.
+    ``planner`` holds settings for this session's plans; a pooled connection cannot keep them. With
+    them each statement is prepared when it is first used, because its plan is kept.
     Raises psycopg.OperationalError, within about CONNECT_SECONDS for each address.
     """
     endpoint = settings.services().database_conninfo
@@ -174,7 +175,7 @@ def _connect(
         return ControlConnection.connect(
             conninfo.make_conninfo("", **options),
             autocommit=autocommit,
-            prepare_threshold=None if pooled else 5,
+            prepare_threshold=None if pooled else 0 if planner else 5,
         )
 
     try:

@@ -146,7 +146,7 @@ class RunClaims:
         began = time.monotonic()
         if began < look.deep_after:
             return None
-        taken, _ = self._look(link, queue, {}, wide=True, window=DEEP_WINDOW)
+        taken, _ = self._look(link, queue, {}, wide=True, deep=True)
         now = time.monotonic()
         look.deep_after = now + max(0.5, LOOK_SHARE * (now - began))
         return taken
@@ -158,7 +158,7 @@ class RunClaims:
         bounds: Mapping[int, tuple[datetime, datetime, UUID]],
         *,
         wide: bool = False,
-        window: int = WINDOW,
+        deep: bool = False,
     ) -> tuple[ClaimedRun | None, _Seen]:
         places = [bounds.get(priority) for priority in PRIORITIES]
         taken, seen = self._ask(
@@ -171,9 +171,9 @@ class RunClaims:
                 "after_created_at": [p[1].isoformat() if p else "-infinity" for p in places],
                 "after_id": [p[2] if p else UUID(int=0) for p in places],
                 "wide": wide,
-                "window": window,
-                "tries": max(TRIES, window // 2 if window == WINDOW else window),
-                "spare": 0 if window == WINDOW else window,
+                "deep": deep,
+                "window": DEEP_WINDOW if deep else WINDOW,
+                "tries": DEEP_WINDOW if deep else TRIES,
             },
         )
         if taken is not None and seen.place is not None:

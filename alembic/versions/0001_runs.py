@@ -202,7 +202,9 @@ create unique index job_run_slot on job_run (slot_key, slot_no)
 create index job_run_claim_order on job_run (queue, priority desc, available_at, created_at, id)
   where status = 'PENDING';
 -- R-C3, R-D7: the jobs that have waiting runs, and each one's next, whatever stands before them.
-create index job_run_pending_of_job on job_run (job_id, queue, priority desc, available_at,
+-- The queue is spelt as an expression, so that a statement says which of the two indexes it means:
+-- with the statistics of an empty table the planner could not tell them apart.
+create index job_run_pending_of_job on job_run (job_id, (queue || ''), priority desc, available_at,
   created_at, id) where status = 'PENDING';
 -- R-D3: of each queue, job and number of offers the run whose next offer is due first: the next
 -- retry, delay or unoffered run (no offer yet), the next wake-up that may be lost (the later ones).

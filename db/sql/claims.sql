@@ -95,8 +95,11 @@ from claimed;
 --   waiting    (a wide look) every job that has waiting runs, found by stepping from job to job, so
 --              that ten thousand blocked runs of a job cost one step
 --   open_job   which of these jobs may run now, and how many more of their runs
+--   free_job   (a deep look, past runs that others have locked) of these, the ones that nobody edits
 --   candidate  the runs to try, in order; not more than have room
 -- Job and datasources are locked before the run, so that an open edit leaves its runs untouched.
+-- `r.queue || ''` and the join to the job by an expression keep the planner to the index that each
+-- part means, also with a plan that was cached while the table was empty.
 with recursive patience as materialized (
   select set_config('lock_timeout', '100ms', true) as lock_timeout
 ), near as materialized (
@@ -145,26 +148,41 @@ with recursive patience as materialized (
     and j.handler = any(%(handlers)s::text[])
     and (lo.envelope is null or lo.envelope->>'key_version' = any(%(key_versions)s::text[]))
     and (hi.envelope is null or hi.envelope->>'key_version' = any(%(key_versions)s::text[]))
+), free_job as materialized (
+  select open_job.id, open_job.room from open_job
+  where not %(deep)s::boolean and open_job.room > 0
+  union all
+  select unlocked.id, unlocked.room from (
+    select open_job.id, open_job.room
+    from open_job
+    join job j on j.id = open_job.id
+    join datasource lo on lo.id = coalesce(least(j.source_id, j.sink_id),
+      '00000000-0000-0000-0000-000000000000')
+    join datasource hi on hi.id = coalesce(greatest(j.source_id, j.sink_id),
+      '00000000-0000-0000-0000-000000000000')
+    where %(deep)s::boolean and open_job.room > 0
+    for share of j, lo, hi skip locked
+  ) unlocked
 ), candidate as materialized (
   select placed.id from (
     select found.*, row_number() over (partition by found.job_id
       order by found.priority desc, found.available_at, found.created_at, found.id) as place
     from (
-      select near.*, open_job.room from near join open_job on open_job.id = near.job_id
+      select near.*, free_job.room from near join free_job on free_job.id = near.job_id
       union all
-      select due.*, open_job.room
-      from open_job cross join lateral (
+      select due.*, free_job.room
+      from free_job cross join lateral (
         select r.id, r.job_id, r.priority, r.available_at, r.created_at
         from job_run r
-        where r.status = 'PENDING' and r.job_id = open_job.id and r.queue = %(queue)s::text
+        where r.status = 'PENDING' and r.job_id = free_job.id and r.queue || '' = %(queue)s::text
           and r.available_at <= statement_timestamp()
         order by r.priority desc, r.available_at, r.created_at, r.id
         limit %(window)s::integer
       ) due
-      where %(wide)s::boolean and open_job.room > 0
+      where %(wide)s::boolean
     ) found
   ) placed
-  where placed.room > 0 and placed.place <= placed.room + %(spare)s::integer
+  where placed.place <= placed.room or %(deep)s::boolean
   order by placed.priority desc, placed.available_at, placed.created_at, placed.id
   limit %(tries)s::integer
 ), pick as materialized (

@@ -120,20 +120,20 @@ with recursive freed as materialized (
     and (k.key is null or k.max > (select count(*) from job_run x
       where x.slot_key = k.key and x.status in ('RUNNING', 'CANCEL_REQUESTED')))
 ), place (job_id, queue) as (
-  select freed.id, (select r.queue from job_run r
-    where r.status = 'PENDING' and r.job_id = freed.id order by r.queue limit 1)
+  select freed.id, (select r.queue || '' from job_run r
+    where r.status = 'PENDING' and r.job_id = freed.id order by r.queue || '' limit 1)
   from freed
   union all
-  select place.job_id, (select r.queue from job_run r
-    where r.status = 'PENDING' and r.job_id = place.job_id and r.queue > place.queue
-    order by r.queue limit 1)
+  select place.job_id, (select r.queue || '' from job_run r
+    where r.status = 'PENDING' and r.job_id = place.job_id and r.queue || '' > place.queue
+    order by r.queue || '' limit 1)
   from place where place.queue is not null
 ), first as materialized (
   select due.id
   from place cross join lateral (
     select r.id, r.priority, r.available_at, r.created_at
     from job_run r
-    where r.status = 'PENDING' and r.job_id = place.job_id and r.queue = place.queue
+    where r.status = 'PENDING' and r.job_id = place.job_id and r.queue || '' = place.queue
       and r.available_at <= statement_timestamp()
     order by r.priority desc, r.available_at, r.created_at, r.id
     limit 1
