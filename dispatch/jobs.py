@@ -271,6 +271,7 @@ def check_bindings(
     ``changed`` gives the new connector by datasource; mistakes stand at the datasource. The jobs
     of ``without`` are left out.
     """
+    known = {**catalog.existing(session).datasources, **changed}
     for found in catalog.jobs(session):
         if found.name in without:
             continue
@@ -278,7 +279,6 @@ def check_bindings(
         touched = [name for name in (job.source, job.sink) if name is not None and name in changed]
         if not touched or job.handler != REPLICATE:
             continue
-        known = {**catalog.existing(session).datasources, **changed}
         inner = Report()
         bind(job, known, connectors, inner)
         for problem in inner.problems:

@@ -54,11 +54,12 @@ def plan(
         for name, wanted in definitions.jobs.items()
     ]
     of_schedules: list[Change] = []
+    stored_schedules = jobschedules.by_job(session)
     touched = {change.name for change in of_jobs if change is not None}
     for name, wanted in definitions.jobs.items():
         stored = stored_jobs.get(name)
         found = jobschedules.plan(
-            jobschedules.of_job(session, stored.id) if stored else [], name, wanted.schedules
+            stored_schedules.get(stored.id, []) if stored else [], name, wanted.schedules
         )
         of_schedules += found
         if found:

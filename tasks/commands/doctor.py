@@ -96,7 +96,7 @@ def _database(found: Examination) -> None:
         number = session.driver_connection(connection).info.server_version
     skew = (datetime.now(UTC) - row["now"]).total_seconds()
     stands = migrations.status(session.engine())
-    if stands.current is None and endpoints.embedded_database:
+    if not stands.is_current and endpoints.embedded_database:
         control.require_database()
         stands = migrations.status(session.engine())
     where = "embedded" if endpoints.embedded_database else "given by DATABASE_URL"

@@ -40,8 +40,12 @@ def watch(out: Output, run_id: UUID, *, extra: Mapping[str, Any] | None = None) 
     """
     with session.transaction() as connection:
         root = named(JobRunRepository(connection), run_id)["root_run_id"]
-    with _bar(out) as bar:
-        last, children = _follow(out, root, bar)
+    try:
+        with _bar(out) as bar:
+            last, children = _follow(out, root, bar)
+    except KeyboardInterrupt:
+        out.warn(f"the run goes on; stop it with: celery -A tasks run cancel {run_id}")
+        raise
     if out.as_json:
         found = {**as_json(last), **(extra or {})}
         if children:
