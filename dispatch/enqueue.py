@@ -16,8 +16,10 @@ from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import Session
 
 from db import session, settings, statements
 from db.failures import driver_error, first_line, is_connection_lost, sqlstate
@@ -297,6 +299,11 @@ def _admit_alone(trigger: Trigger) -> RunHandle:
 
 def _whole(connection: AnyConnection) -> Any:
     """A transaction for a psycopg connection that would commit each statement by itself."""
+    if not isinstance(connection, Connection | Session | psycopg.Connection):
+        raise InvalidParameters(
+            "connection must be a SQLAlchemy Connection or Session or a psycopg connection, not "
+            f"{type(connection).__name__}; under asyncio call this through run_sync"
+        )
     if (
         isinstance(connection, psycopg.Connection)
         and connection.autocommit

@@ -92,6 +92,7 @@ class Watch:
         due = self._next()
         if due is not None and due <= now:
             self._act(self._connection, now)
+            self._retry_length = 0.0
             return
         wait = longest if due is None else min(longest, due - now)
         if wait > 0 and _readable(self._connection, wait):
@@ -119,7 +120,10 @@ class Watch:
             self._look_again = None
         if backstop:
             self._next_backstop = now + self._backstop
-        if self.sweep.run(connection, [*scopes, EVERYTHING] if backstop or again else scopes) or scopes:
+        if (
+            self.sweep.run(connection, [*scopes, EVERYTHING] if backstop or again else scopes)
+            or scopes
+        ):
             # R-D3: a lease that begins now without a word is seen once silence has lasted as long.
             self._look_again = self._clock() + self._lease
 
@@ -142,7 +146,6 @@ class Watch:
         if self._away:
             logger.warning("the control database (DATABASE_URL) is back; deadlines are read anew")
         self._away = False
-        self._retry_length = 0.0
 
     def _failed(self, error: Exception) -> None:
         lost = isinstance(error, OSError) or is_connection_lost(error)

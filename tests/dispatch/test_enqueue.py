@@ -213,6 +213,11 @@ def test_a_connection_to_another_database_is_told_apart(empty_database: str, row
         enqueue(caller, "orders")
 
 
+def test_what_is_no_connection_is_refused_by_its_name(rows: Rows) -> None:
+    with pytest.raises(InvalidParameters, match="not Engine"):
+        enqueue(session.engine(), "orders")  # type: ignore[arg-type]
+
+
 # --- notifications (R-D3) -----------------------------------------------------------------------
 
 
