@@ -230,7 +230,7 @@ class ReadRequest:
     columns: tuple[ColumnPlan, ...] = ()
     watermark: str | None = None
     since: str | None = None
-    fetch_size: int = 5000
+    fetch_size: int = 1000
     """Rows of one batch in the row lane; never rows held in memory beyond that."""
 
     def planned(self, columns: Sequence[ColumnPlan]) -> ReadRequest:

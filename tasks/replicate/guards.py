@@ -12,8 +12,10 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
+from operator import itemgetter
 
-from tasks.replicate.connector import Batch, Cell, ColumnPlan, Guard, Row, SourceError
+from tasks.replicate import columnwise
+from tasks.replicate.connector import Batch, Cell, ColumnPlan, Guard, SourceError
 
 _INTEGER = re.compile(r"[+-]?\d+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -240,18 +242,26 @@ def guarded(batches: Iterable[Batch], columns: Sequence[ColumnPlan]) -> Iterator
     for batch in batches:
         rows = batch.data
         assert isinstance(rows, list)
-        sides = list(zip(*rows, strict=True)) if rows else []
+        changed: dict[int, Sequence[Cell]] = {}
         for position, column in watched if rows else ():
-            values: Sequence[Cell] = sides[position]
+            before = list(map(itemgetter(position), rows))
+            values: Sequence[Cell] = before
             for guard in column.guards:
                 values = _apply(guard, values, column)
-            sides[position] = tuple(values)
-        checked: list[Row] = list(zip(*sides, strict=True))
-        yield Batch(checked, batch.rows, batch.size)
+            if values is not before:
+                changed[position] = values
+        if changed:
+            sides = list(zip(*rows, strict=True))
+            for position, values in changed.items():
+                sides[position] = tuple(values)
+            batch = Batch(list(zip(*sides, strict=True)), batch.rows, batch.size)
+        yield batch
 
 
-def _apply(guard: Guard, values: Sequence[Cell], column: ColumnPlan) -> list[Cell]:
+def _apply(guard: Guard, values: Sequence[Cell], column: ColumnPlan) -> Sequence[Cell]:
     check, first, second = GUARDS[guard.name], guard.argument, guard.second
+    if columnwise.passes(guard, values):
+        return values
     try:
         return [None if value is None else check(value, first, second) for value in values]
     except ValueError as error:

@@ -16,6 +16,7 @@ from tasks.replicate.spec import ReplicationSpec
 GROUP = "claimcheck.connectors"
 BUILT_IN = {
     "postgresql": "tasks.replicate.connectors.postgresql:PostgreSQL",
+    "mysql": "tasks.replicate.connectors.mysql:MySQL",
     "sqlite": "tasks.replicate.connectors.sqlite:SQLite",
 }
 ALIASES = {"postgres": "postgresql", "mariadb": "mysql"}

@@ -117,7 +117,7 @@ class ReplicationSpec(_Part):
     verify: Literal["count", "checksum"] | None = None
     create: bool = False
     analyze: bool = False
-    fetch_size: int = 5000
+    fetch_size: int = 1000
     bandwidth: int | None = None
     tables: tuple[str, ...] | None = None
 

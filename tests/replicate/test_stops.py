@@ -17,7 +17,9 @@ from replication_kit import Database, Job
 
 from dispatch.context import RunContext, RunStopped
 from tasks.replicate import modes
-from tasks.replicate.connector import Fenced
+from tasks.replicate.connector import Fenced, Lane
+from tasks.replicate.connectors.postgresql import pairs
+from tasks.replicate.connectors.postgresql.source import PostgreSQLSource
 
 Make = Callable[..., Job]
 
@@ -90,6 +92,24 @@ def test_a_blocking_statement_stops__R_K2(
     assert took < 1.0
     _wait(lambda: _sessions(source) == 0 and _sessions(sink) == 0, "sessions to end", 3)
     assert (context.warning is not None) == (mode == "complete")
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("lane", list(Lane))
+def test_a_copy_at_full_speed_stops__R_K2(
+    source: Database, sink: Database, job: Make, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PostgreSQLSource, "lanes", (lane,))
+    monkeypatch.setattr(pairs, "ANY", frozenset(Lane))
+    query = "select i::int as id from generate_series(1, 100000000) i"
+    context = job("complete", None, to="t", reads={"query": query}).context()
+
+    def busy() -> bool:
+        seen = context.take_progress()
+        return seen is not None and seen.done > 50_000
+
+    assert _stopped_after(context, busy) < 1.0
+    assert sink.value("select count(*) from t") == 0
 
 
 @pytest.mark.usefixtures("tables")

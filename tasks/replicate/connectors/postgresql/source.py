@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
+import psycopg
 from psycopg import sql
 
 from tasks.replicate.connector import (
@@ -17,6 +19,7 @@ from tasks.replicate.connector import (
     Part,
     ReadRequest,
     Relation,
+    Row,
     Source,
     SourceError,
     TableName,
@@ -25,6 +28,10 @@ from tasks.replicate.connectors.postgresql import catalog, checksums, session, w
 from tasks.replicate.connectors.postgresql.copyout import copy_out
 from tasks.replicate.connectors.postgresql.session import errors, identifier
 from tasks.replicate.names import join_name
+
+CHUNK = 100
+"""Rows that libpq hands out at once in the row lane."""
+BATCH_BYTES = 4 * 1024 * 1024
 
 _TABLES = """
 select n.nspname, c.relname
@@ -151,12 +158,11 @@ class PostgreSQLSource(Source):
         with errors(SourceError, self._config):
             if not self._in_snapshot:
                 self.snapshot()
-            name = f"claimcheck_{part.number}"
-            with self._connection.cursor(name, binary=True) as cursor:
-                cursor.execute(statement)
-                while rows := cursor.fetchmany(request.fetch_size):
-                    size = sum(map(len, map(repr, rows[:10]))) * len(rows) // min(len(rows), 10)
-                    yield Batch(rows, len(rows), size)
+            with self._connection.cursor() as cursor:
+                # The server goes on while rows are handled here, as with a COPY.
+                size = CHUNK if psycopg.pq.version() >= 170000 else 1
+                rows = cursor.stream(statement, binary=True, size=size)
+                yield from _batches(rows, request.fetch_size)
 
     def count(self, request: ReadRequest) -> int:
         with errors(SourceError, self._config):
@@ -169,6 +175,26 @@ class PostgreSQLSource(Source):
         columns = [checksums.source_column(plan) for plan in request.columns]
         with errors(SourceError, self._config):
             return checksums.compute(self._connection, columns, _from(request))
+
+
+def _batches(rows: Iterator[Row], most: int) -> Iterator[Batch]:
+    """Batches of at most ``most`` rows and about BATCH_BYTES, guessed from a row of each chunk."""
+    while True:
+        batch: list[Row] = []
+        size = 0
+        while len(batch) < most and size < BATCH_BYTES:
+            chunk = list(islice(rows, min(CHUNK, most - len(batch))))
+            if not chunk:
+                break
+            batch += chunk
+            size += len(chunk) * max(_size(chunk[0]), _size(chunk[-1]))
+        if not batch:
+            return
+        yield Batch(batch, len(batch), size)
+
+
+def _size(row: Row) -> int:
+    return sum(len(cell) if isinstance(cell, str | bytes) else 8 for cell in row)
 
 
 def _inner(request: ReadRequest) -> sql.Composable:
