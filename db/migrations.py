@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, text
 
 from alembic import command
+
+# Its lines about contexts and transactional DDL tell an operator nothing.
+logging.getLogger("alembic").setLevel(logging.WARNING)
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "alembic"
 

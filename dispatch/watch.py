@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import select
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,7 +29,7 @@ QUIET_SECONDS = 1.0
 """After so long without a notification the next one is acted on at once, others wait as long."""
 FIRST_RETRY_SECONDS = 0.1
 LONGEST_RETRY_SECONDS = 5.0
-APPLICATION_NAME = "claimcheck-beat"
+APPLICATION_NAME = f"claimcheck-beat@{socket.gethostname()}"[:63]  # as long as a name may be
 
 
 class Watch:

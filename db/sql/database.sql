@@ -25,9 +25,11 @@ with moved as (
 select fence + 1 as next_fence from moved where exists (select from audited);
 
 -- name: beats
--- The beats that listen on this database; a connection's name is seen by every role.
-select count(*) as beats from pg_stat_activity
-where application_name = 'claimcheck-beat' and datname = current_database();
+-- The beats that listen on this database, on all hosts and under one connection's name; such a name
+-- is seen by every role.
+select count(*) as beats, count(*) filter (where application_name = %(name)s::text) as beats_here
+from pg_stat_activity
+where starts_with(application_name, 'claimcheck-beat') and datname = current_database();
 
 -- name: health
 -- What should not be: leases that nobody recovered, due schedules that nobody fired, schedules that

@@ -15,7 +15,7 @@ from db import migrations, session, settings, statements
 from db.failures import first_line
 from db.keyring import Keyring
 from db.redaction import redact
-from dispatch import reencryption
+from dispatch import reencryption, watch
 from dispatch.jobdefinition import REPLICATE
 from tasks import handlers
 from tasks.commands import console, control
@@ -55,9 +55,14 @@ class Examination:
 
 
 @click.command()
+@click.option(
+    "--beat-here",
+    is_flag=True,
+    help="Only whether a beat of this host listens: the health check of its container.",
+)
 @click.pass_context
 @console.command
-def doctor(out: Output, ctx: click.Context) -> int:
+def doctor(out: Output, ctx: click.Context, beat_here: bool) -> int:
     """Check servers, migration, keyring, handlers, beat and workers; exit 1 where one fails."""
     found = Examination()
     checks: tuple[tuple[str, Callable[[Examination], None]], ...] = (
@@ -70,6 +75,8 @@ def doctor(out: Output, ctx: click.Context) -> int:
         ("workers", lambda found: _workers(found, ctx.obj.app)),
         ("runs", _runs),
     )
+    if beat_here:
+        checks = (("database", _database), ("beat", _beat_here))
     for name, check in checks:
         with found.of(name):
             check(found)
@@ -205,7 +212,7 @@ def _beat(found: Examination) -> None:
     if not found.database:
         return
     with session.transaction() as connection:
-        row = statements.row(connection, _SQL["beats"])
+        row = statements.row(connection, _SQL["beats"], {"name": watch.APPLICATION_NAME})
     beats = row["beats"] if row else 0
     if beats:
         found.add("beat", "ok", f"{beats} seen")
@@ -216,6 +223,17 @@ def _beat(found: Examination) -> None:
             "none is running: schedules, delays, retries and recovery wait for one; start it with: "
             "celery -A tasks beat",
         )
+
+
+def _beat_here(found: Examination) -> None:
+    if not found.database:
+        return
+    with session.transaction() as connection:
+        row = statements.row(connection, _SQL["beats"], {"name": watch.APPLICATION_NAME})
+    if row and row["beats_here"]:
+        found.add("beat", "ok", f"{row['beats_here']} on this host")
+    else:
+        found.add("beat", "failed", "none listens on this host")
 
 
 def _workers(found: Examination, app: Any) -> None:
