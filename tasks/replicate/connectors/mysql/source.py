@@ -1,0 +1,154 @@
+"""Reading MySQL: one consistent snapshot, streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tasks.replicate.connector import (
+    Batch,
+    Bound,
+    Column,
+    Kind,
+    Lane,
+    Part,
+    ReadRequest,
+    Relation,
+    Source,
+    SourceError,
+    TableName,
+)
+from tasks.replicate.connectors import lags
+from tasks.replicate.connectors.mysql import catalog, types, values
+from tasks.replicate.connectors.mysql.session import Session, identifier, literal
+from tasks.replicate.names import join_name
+
+_SELECT = "select {columns} {source}"
+_FROM_TABLE = "from {table}"
+_FROM_QUERY = "from (\n{query}\n) claimcheck_query"
+# The condition stands on lines of its own, so that a comment at its end stays one.
+_WHERE = "(\n{where}\n)"
+_SINCE = "({column} >= {since} or {column} is null)"
+_COUNT = "select count(*) {source}"
+_TRY = "select 1 {source} limit 0"
+_GREATEST = "select cast(max({column}) as char) {source}"
+_SNAPSHOT = "set session transaction isolation level repeatable read"
+_BEGIN = "start transaction with consistent snapshot, read only"
+
+
+class MySQLSource(Source):
+    """A connection that reads one snapshot (of InnoDB's tables; other engines keep none)."""
+
+    dialect = "mysql"
+
+    def __init__(self, config: Mapping[str, Any], *, name: str = "") -> None:
+        self._session = Session(config, SourceError, name=name)
+
+    def stop(self) -> None:
+        self._session.stop()
+
+    def close(self) -> None:
+        self._session.close()
+
+    # What there is
+
+    def describe(self, request: ReadRequest) -> Relation:
+        if request.query is not None:
+            relation = catalog.describe_query(self._session, _inner(request))
+        else:
+            relation = self._table(request)
+        self._session.execute(_TRY.format(source=_from(request, relation)))
+        return relation
+
+    def _table(self, request: ReadRequest) -> Relation:
+        assert request.table is not None
+        try:
+            schema, name = catalog.split(self._session, request.table)
+        except ValueError as error:
+            raise SourceError(f"source: {error}", permanent=True) from None
+        relation = catalog.describe(self._session, schema, name)
+        if relation is None:
+            near = catalog.near(self._session, schema, name)
+            hint = f"; did you mean {near}?" if near else ""
+            raise SourceError(
+                f"source table {join_name(request.table)} does not exist, or is not visible to "
+                f"this user (names are literal: case and spaces count){hint}",
+                permanent=True,
+            )
+        return relation
+
+    def tables(self) -> list[TableName]:
+        return catalog.tables(self._session)
+
+    # One state of the data
+
+    def bound(self, request: ReadRequest, column: Column, lag: float | None) -> Bound:
+        lags.check(column)
+        everything = ReadRequest(table=request.table, query=request.query, where=request.where)
+        statement = _GREATEST.format(column=identifier(column.name), source=_from(everything, None))
+        (greatest,) = self._session.row(statement)
+        return lags.bound(column, greatest, lag, request.since)
+
+    def snapshot(self) -> None:
+        self._session.execute(_SNAPSHOT)
+        self._session.execute(_BEGIN)
+
+    # The rows
+
+    def read(self, request: ReadRequest, part: Part, lane: Lane) -> Iterator[Batch]:
+        columns = [plan.source for plan in request.columns]
+        wanted = ", ".join(
+            types.read_as(column).format(identifier(column.name)) for column in columns
+        )
+        statement = _SELECT.format(columns=wanted, source=_from(request, None))
+        cells = values.reader(columns)
+        for page in self._session.pages(statement, request.fetch_size):
+            rows = cells(page)
+            size = len(repr(rows[:10])) * len(rows) // min(len(rows), 10)
+            yield Batch(rows, len(rows), size)
+
+    def count(self, request: ReadRequest) -> int:
+        return int(self._session.row(_COUNT.format(source=_from(request, None)))[0])
+
+
+def _inner(request: ReadRequest) -> str:
+    """The user's query, without a closing semicolon."""
+    assert request.query is not None
+    return request.query.strip().rstrip(";")
+
+
+def _from(request: ReadRequest, relation: Relation | None) -> str:
+    """FROM and WHERE of a request."""
+    if request.query is not None:
+        source = _FROM_QUERY.format(query=_inner(request))
+    else:
+        assert request.table is not None
+        source = _FROM_TABLE.format(table=identifier(*request.table))
+    conditions: list[str] = []
+    if request.where is not None:
+        conditions.append(_WHERE.format(where=request.where))
+    if request.watermark is not None and request.since is not None:
+        column = next(
+            (p.source for p in request.columns if p.source.name == request.watermark),
+            None if relation is None else relation.column(request.watermark),
+        )
+        conditions.append(
+            _SINCE.format(column=identifier(request.watermark), since=_since(request, column))
+        )
+    if conditions:
+        source += "\nwhere " + "\n  and ".join(conditions)
+    return source
+
+
+def _since(request: ReadRequest, column: Column | None) -> str:
+    """The lower bound as a literal that the column is compared with as its own type."""
+    assert request.since is not None
+    kind = None if column is None else column.type.kind
+    if kind in lags.NUMBERS:
+        # Digits and a point, as the bound was written; anything else is refused by the server.
+        return f"cast({literal(request.since)} as decimal(65,20))"
+    if kind is Kind.DATE:
+        return literal(request.since[:10])
+    if kind in lags.TIMES:
+        return literal(lags.instant(request.since).isoformat(" ", "seconds"))
+    return literal(request.since)
