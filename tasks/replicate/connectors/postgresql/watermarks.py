@@ -176,9 +176,15 @@ def _lagging_time(
 ) -> Bound:
     seconds = DEFAULT_LAG_SECONDS if lag is None else lag
     typname = column.detail["typname"]
+    newest: sql.Composable = _TIMES[typname]
+    row = connection.execute(_KNOWN).fetchone()
+    if typname == "timestamptz" and row is not None and not row[0] and row[1] and row[2]:
+        # What is known of open transactions counts as well.
+        oldest = connection.execute(_OLDEST, (0,)).fetchone()
+        newest = sql.SQL("{}::timestamptz").format(sql.Literal(oldest[0] if oldest else None))
     statement = _LAGGING_TIME.format(
         column=sql.Identifier(column.name),
-        now=_TIMES[typname],
+        now=newest,
         lag=sql.Literal(seconds),
         type=sql.SQL(typname),
         source=source,

@@ -1,0 +1,107 @@
+"""Connectors by name, what they can do, and what jobs are refused for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from replication_kit import definition
+
+from tasks.replicate import page, registry
+from tasks.replicate.connector import Connector
+from tasks.replicate.spec import ReplicationSpec, SpecError
+
+
+def test_an_unknown_name_gets_a_suggestion() -> None:
+    with pytest.raises(registry.UnknownConnector, match="did you mean postgresql"):
+        registry.get("postgresq")
+    assert registry.get("mariadb").name == "mysql"
+
+
+def test_a_missing_driver_is_an_error_with_the_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(type(registry.get("mysql")), "missing", lambda self: "pymysql")
+    with pytest.raises(registry.MissingExtra, match=r"pip install 'celery-claimcheck\[mysql\]'"):
+        registry.get("mysql")
+
+
+@pytest.mark.parametrize("name", list(registry.BUILT_IN))
+def test_a_wrong_configuration_is_told_without_its_values(name: str) -> None:
+    for config in ({}, {"url": "nonsense://u:secret-word@h:x:y"}, {"nonsense": "secret-word"}):
+        found = registry.check_config(name, config)
+        assert found
+        assert "secret-word" not in "".join(found)
+
+
+def test_what_a_connector_cannot_do_is_refused_at_apply() -> None:
+    spec = ReplicationSpec.parse(
+        definition(
+            {"table": "t", "where": "x"},
+            {"table": "t"},
+            "complete-atomic",
+            atomic="rename",
+            parallelism=2,
+        )
+    )
+    assert registry.problems(spec, "postgresql", "postgresql") == []
+    found = registry.problems(spec, "sqlite", "sqlite")
+    assert [problem.partition(":")[0] for problem in found] == ["atomic"] + ["parallelism"] * 2
+
+
+def test_a_definitions_mistakes_come_all_at_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        ReplicationSpec.parse(
+            {
+                "source": {"datasource": "a", "tabel": "x", "columns": "id"},
+                "sink": {"datasource": "b", "table": 'a."b'},
+                "mode": "complet",
+                "bandwidth": "fast",
+                "retry": {},
+            }
+        )
+    assert [problem.key for problem in caught.value.problems] == [
+        "source.columns",
+        "source.tabel",
+        "sink.table",
+        "mode",
+        "bandwidth",
+    ]
+    assert "did you mean table?" in str(caught.value)
+
+
+def test_the_watermarks_bound_is_stated__R_F3() -> None:
+    spec = ReplicationSpec.parse(
+        definition({"table": "t"}, {"table": "t"}, "incremental", watermark="at", lag="90s")
+    )
+    assert "lag of 90" in (registry.watermark_note(spec, "postgresql") or "")
+    assert "missed" in (registry.watermark_note(spec, "sqlite") or "")
+
+
+def test_the_connectors_page_is_what_they_say_of_themselves() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "connectors.md").read_text()
+    assert text == page.page(), "python -m tasks.replicate.page > docs/connectors.md"
+
+
+def test_a_third_partys_connector_is_found_by_its_entry_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Entry:
+        name, value = "theirs", "theirs:Theirs"
+
+        def load(self) -> type[Connector]:
+            return type(registry.get("sqlite"))
+
+    class Broken(Entry):
+        name = "broken"
+
+        def load(self) -> type[Connector]:
+            raise ImportError("no such module")
+
+    registry.connectors.cache_clear()
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry(), Broken()])
+    try:
+        assert "theirs" in registry.connectors()
+        assert "broken" not in registry.connectors()
+    finally:
+        registry.connectors.cache_clear()
