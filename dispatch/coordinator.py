@@ -277,6 +277,7 @@ class WorkerDispatchCoordinator:
         return self._finish(run, ending)
 
     def _finish(self, run: HeldRun, ending: Ending | None) -> Finished | None:
+        run.work_ended = True
         if ending is None:
             logger.warning("run %s was fenced: nothing of it is recorded", run.id)
             return None

@@ -43,6 +43,8 @@ class HeldRun:
     recording_since: float | None = None
     """When the heartbeat began to record the end of work that did not stop in its grace."""
     recorded: bool = False
+    work_ended: bool = False
+    """Its end is left to be recorded under the token, so that lateness harms nothing (R-F1)."""
     given_up: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
     """The worker has recorded the end, or lost the run: nothing is left to keep."""

@@ -325,7 +325,7 @@ class LeaseKeeper:
 
     def _look_at(self, run: HeldRun, now: float) -> float:
         """Do what is due for ``run``; when to look again."""
-        if run.ended.is_set() or run.given_up:
+        if run.ended.is_set() or run.given_up or run.work_ended:
             return now + LATER_SECONDS
         if run.stopped_at is None:
             at, reason = min(self._limits(run))
