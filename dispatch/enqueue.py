@@ -1,12 +1,14 @@
 """How a run comes to be: one durable PENDING row, then an offered wake-up (R-T1, R-T2).
 
 `enqueue` works inside the caller's transaction, `submit` in its own and offers afterwards. Both
-run the one statement ``enqueue`` of db/sql/enqueue.sql, which keeps the rules of creation.
+run the one statement ``enqueue`` of db/sql/enqueue.sql, which keeps the rules of creation; where
+it creates nothing, ``stand_in`` says what stands in its place.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -128,11 +130,23 @@ class Trigger:
                 "by_schedule": schedule_id is not None,
                 "schedule_id": None if schedule_id is None else str(schedule_id),
                 "scheduled_for": scheduled_for,
-                "offered": False,
-                "notify": "work",
+                "detail": _detail(schedule_id, scheduled_for, parent),
             },
             tuple(step["job"] for step in chain or ()),
         )
+
+
+def _detail(
+    schedule_id: UUID | None, scheduled_for: datetime | None, parent: UUID | None
+) -> str | None:
+    """What the audit record tells beside who, what and when."""
+    known = {
+        "schedule_id": schedule_id,
+        "scheduled_for": None if scheduled_for is None else scheduled_for.isoformat(),
+        "parent_run_id": parent,
+    }
+    found = {name: str(value) for name, value in known.items() if value is not None}
+    return json.dumps(found) if found else None
 
 
 _STEP = frozenset({"job", "run_id", "params", "countdown", "priority", "queue"})
@@ -188,43 +202,57 @@ def admit(
     """
     asked = {**trigger.parameters, "offered": offered, "notify": notify}
     for _ in range(_RACES):
-        found = statements.row(connection, _SQL["enqueue"], asked)
-        assert found is not None
-        outcome = found["outcome"]
-        if outcome == "raced":
-            if found["keys"]:
-                statements.rows(
-                    connection, _SQL["forget_key"], {**asked, "job_id": str(found["job_id"])}
-                )
-            continue
-        if outcome in _REFUSALS:
-            raise _REFUSALS[outcome](connection, trigger.job)
-        if outcome == "same_id" and found["other_job"] != trigger.job:
-            raise InvalidParameters(
-                f"run_id {trigger.run_id} is a run of job {found['other_job']!r} already"
+        created = statements.row(connection, _SQL["enqueue"], asked)
+        assert created is not None
+        if created["id"] is not None:
+            return RunHandle(
+                run_id=trigger.run_id,
+                requested_id=trigger.run_id,
+                created=True,
+                job=trigger.job,
+                queue=created["queue"],
+                priority=created["priority"],
+                offerable=created["offerable"],
             )
-        if (
-            outcome == "active"
-            and asked["chain"] is not None
-            and not statements.rows(
-                connection,
-                _SQL["follow_active_run"],
-                {"run_id": str(found["run_id"]), "chain": asked["chain"]},
+        if created["keys"]:
+            statements.rows(
+                connection, _SQL["forget_key"], {**asked, "job_id": str(created["job_id"])}
             )
-        ):
-            continue  # it ended meanwhile: the step can be a run of its own
-        return RunHandle(
-            run_id=UUID(str(found["run_id"])),
-            requested_id=trigger.run_id if asked["id_handed_out"] else UUID(str(found["run_id"])),
-            # A run under the very id that was asked for is ours, stored by an earlier attempt.
-            created=outcome == "created" or (outcome == "same_id" and found["is_itself"]),
-            job=trigger.job,
-            queue=found["queue"] or "",
-            priority=found["priority"] or 0,
-            offerable=outcome == "created" and found["offerable"],
+        handle = _stand_in(connection, trigger, asked)
+        if handle is not None:
+            return handle
+    raise _outrun(trigger.job)
+
+
+def _stand_in(
+    connection: AnyConnection, trigger: Trigger, asked: Mapping[str, Any]
+) -> RunHandle | None:
+    """The run that stands for a trigger that created none; None where it is to be tried again."""
+    found = statements.row(connection, _SQL["stand_in"], asked)
+    assert found is not None
+    outcome = found["outcome"]
+    if outcome == "raced":
+        return None
+    if outcome in _REFUSALS:
+        raise _REFUSALS[outcome](connection, trigger.job)
+    if outcome == "same_id" and found["other_job"] != trigger.job:
+        raise InvalidParameters(
+            f"run_id {trigger.run_id} is a run of job {found['other_job']!r} already"
         )
-    raise TriggerBusy(
-        f"job {trigger.job!r}: other triggers of it keep getting in between; try again"
+    run_id = UUID(str(found["run_id"]))
+    if outcome == "active" and asked["chain"] is not None:
+        follow = {"run_id": str(run_id), "chain": asked["chain"]}
+        if not statements.rows(connection, _SQL["follow_active_run"], follow):
+            return None  # it ended meanwhile: the step can be a run of its own
+    return RunHandle(
+        run_id=run_id,
+        requested_id=trigger.run_id if asked["id_handed_out"] else run_id,
+        # A run under the very id that was asked for is ours, stored by an earlier attempt.
+        created=outcome == "same_id" and found["is_itself"],
+        job=trigger.job,
+        queue=found["queue"] or "",
+        priority=found["priority"] or 0,
+        offerable=False,
     )
 
 
