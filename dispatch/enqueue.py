@@ -310,16 +310,12 @@ def submit(
 def _admit_alone(trigger: Trigger) -> RunHandle:
     """One statement and its own commit: in autocommit mode that is one round trip."""
     told = sign_of_life.is_due(settings.settings().lease_seconds)
-    engine = session.engine().execution_options(isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection, session.patient(connection, PATIENCE_SECONDS):
-        if trigger.parameters["chain"] is not None:
-            with session.driver_connection(connection).transaction():
-                refuse_chain(connection, trigger)
-                handle = admit(
-                    connection, trigger, offered=True, notify="deadlines" if told else None
-                )
-        else:
-            handle = admit(connection, trigger, offered=True, notify="deadlines" if told else None)
+    with (
+        session.autocommitting(PATIENCE_SECONDS) as connection,
+        connection.transaction() if trigger.later_jobs else nullcontext(),
+    ):
+        refuse_chain(connection, trigger)
+        handle = admit(connection, trigger, offered=True, notify="deadlines" if told else None)
     if told and handle.created:
         sign_of_life.given()
     return handle

@@ -445,6 +445,19 @@ def test_a_database_that_is_away_is_said_at_once__R_T4(
     session.dispose()
 
 
+def test_a_server_that_restarted_is_not_noticed_by_the_caller__R_R7(
+    rows: Rows, recorder: Recorder
+) -> None:
+    new_job(rows, "orders")
+    submit(recorder.ports, "orders")
+    rows(
+        """select pg_terminate_backend(pid) from pg_stat_activity
+           where datname = current_database() and pid <> pg_backend_pid()"""
+    )
+    assert submit(recorder.ports, "orders").created
+    assert stored(rows)["job_run"] == 2
+
+
 def test_a_broker_that_takes_nothing_does_not_fail_the_trigger__R_T4(
     rows: Rows, recorder: Recorder
 ) -> None:
