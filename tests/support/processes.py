@@ -147,7 +147,7 @@ class Redis:
 
     def start(self) -> None:
         assert self.running is None
-        command = [_server(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+        command = [redis_program(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
                    "--appendonly", "no", "--dir", str(self.folder)]  # fmt: skip
         self.running = start(command, self.folder / "redis.log")
         until("Redis to answer", self._answers)
@@ -203,6 +203,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @contextlib.contextmanager
 def redis_of_its_own(folder: Path) -> Iterator[Redis]:
     found = Redis(free_port(), folder)
@@ -213,7 +219,8 @@ def redis_of_its_own(folder: Path) -> Iterator[Redis]:
         found.kill()
 
 
-def _server() -> str:
+def redis_program() -> str:
+    """The machine's Redis or Valkey, else the one of the wheel."""
     found = shutil.which("redis-server") or shutil.which("valkey-server")
     if found is not None:
         return found

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import kombu.pools
 import psycopg
 import pytest
 from psycopg.pq import ExecStatus
 from psycopg.rows import dict_row
 from support import processes
+from support.app import forget_connections
 from support.processes import Redis, Running
 
-from db import keyring, session
+from db import keyring
 
 
 @pytest.fixture
@@ -40,19 +39,6 @@ def environment(database: str, own_redis: Redis, tmp_path: Path) -> dict[str, st
         "CLAIMCHECK_KEYRING_FILE": str(path),
         "CLAIMCHECK_HOME": str(tmp_path / "home"),
     }
-
-
-def forget_connections() -> None:
-    """Let the app of this process find its servers anew."""
-    from tasks import app
-
-    offers = importlib.import_module("tasks.offers")
-    kombu.pools.reset()
-    app._after_fork()
-    app._local.__dict__.pop("backend", None)
-    app._backend_cache = None
-    offers._forget()
-    session.dispose()
 
 
 @pytest.fixture
