@@ -22,6 +22,7 @@ from tasks.replicate.connector import (
     Sink,
     Source,
 )
+from tasks.replicate.ends import reading
 
 _FRACTION = re.compile(r"(\.\d*?)0+(?=\D|$)")
 
@@ -135,7 +136,8 @@ def of_source(source: Source, request: ReadRequest, *, native: bool) -> Checksum
             pass
         else:
             return found
-    return of_cells(source.read(request, Part(0), Lane.ROWS), request.columns)
+    with reading(source.read(request, Part(0), Lane.ROWS)) as batches:
+        return of_cells(batches, request.columns)
 
 
 def of_both(

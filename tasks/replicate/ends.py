@@ -8,9 +8,20 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from dispatch.context import RunContext
-from tasks.replicate.connector import End
+from tasks.replicate.connector import Batch, End
 
 E = TypeVar("E", bound=End)
+
+
+@contextmanager
+def reading(batches: Iterator[Batch]) -> Iterator[Iterator[Batch]]:
+    """A read that is ended with the block, before its source is closed, also where it failed."""
+    try:
+        yield batches
+    finally:
+        end = getattr(batches, "close", None)
+        if end is not None:
+            end()
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from tasks.replicate.connector import (
     Source,
     SourceError,
 )
-from tasks.replicate.ends import opened
+from tasks.replicate.ends import opened, reading
 from tasks.replicate.guards import guarded
 from tasks.replicate.meter import Meter
 from tasks.replicate.names import join_name, split_name
@@ -275,9 +275,9 @@ class Replication:
         if len(parts) > 1:
             self._written += self._in_processes(request, parts, load, staging=staging)
         else:
-            batches = self.meter.through(source.read(request, parts[0], load.lane))
-            batches = guarded(batches, load.columns)
-            self._written += sink.write(load, batches, staging=staging)
+            with reading(source.read(request, parts[0], load.lane)) as batches:
+                flow = guarded(self.meter.through(batches), load.columns)
+                self._written += sink.write(load, flow, staging=staging)
         self._read = self.meter.rows
         self.meter.report("reading")
 

@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tasks.replicate import registry
-from tasks.replicate.connector import Batch, CommitUnknown, End, Load, Part, ReadRequest, SinkError
+from tasks.replicate.connector import (
+    Batch,
+    CommitUnknown,
+    End,
+    Load,
+    Part,
+    ReadRequest,
+    Sink,
+    SinkError,
+)
+from tasks.replicate.ends import reading
 from tasks.replicate.guards import guarded
 from tasks.replicate.meter import REPORT_SECONDS, Throttle
 
@@ -42,23 +52,26 @@ class Work:
             with registry.get(task["connectors"][1]).sink(task["sink"], name=name) as sink:
                 self._ends.append(sink)
                 source.join(part)
-                batches = self._counted(source.read(request, part, load.lane))
-                batches = guarded(batches, load.columns)
-                if task["staging"]:
-                    written = sink.write(load, batches, staging=True)
-                else:
-                    sink.begin(load)
-                    try:
-                        written = sink.write(load, batches, staging=False)
-                    except BaseException:
-                        sink.rollback()
-                        raise
-                    try:
-                        sink.commit()
-                    except CommitUnknown:
-                        if not sink.settle(load):
-                            raise SinkError("the sink broke while a part committed") from None
+                with reading(source.read(request, part, load.lane)) as batches:
+                    flow = guarded(self._counted(batches), load.columns)
+                    written = self._write(sink, load, flow)
         self._report(rows=self._rows, bytes=self._bytes, written=written)
+
+    def _write(self, sink: Sink, load: Load, flow: Iterator[Batch]) -> int:
+        if self._task["staging"]:
+            return sink.write(load, flow, staging=True)
+        sink.begin(load)
+        try:
+            written = sink.write(load, flow, staging=False)
+        except BaseException:
+            sink.rollback()
+            raise
+        try:
+            sink.commit()
+        except CommitUnknown:
+            if not sink.settle(load):
+                raise SinkError("the sink broke while a part committed") from None
+        return written
 
     def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:

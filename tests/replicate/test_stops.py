@@ -131,11 +131,18 @@ def test_a_wait_for_a_lock_at_the_sink_stops__R_K2(
 
 @pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize("side", ["source", "sink"])
+@pytest.mark.parametrize("lane", [Lane.COPY_BINARY, Lane.ROWS])
 def test_a_frozen_backend_does_not_hold_the_run__R_K2(
-    source: Database, sink: Database, job: Make, side: str
+    source: Database,
+    sink: Database,
+    job: Make,
+    side: str,
+    lane: Lane,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The backend is stopped as by SIGSTOP: it answers no cancel request."""
     source.execute("insert into t select i from generate_series(1, 3000000) i")
+    monkeypatch.setattr(PostgreSQLSource, "lanes", (lane,))
     context = job("complete", bandwidth="1MB").context()
     frozen = source if side == "source" else sink
     if os.geteuid() != 0:

@@ -88,7 +88,10 @@ class PostgreSQLSink(Sink):
                 checked |= {"fraction", "timestamptz"}
             checked |= {"text"} if sink.type.length is None and not source.type.loose else set()
         guards = tuple(g for g in found.guards if g.name not in checked)
-        lanes = {Lane.ROWS} if guards else {Lane.ROWS, Lane.COPY_CSV}
+        lanes = {Lane.ROWS, Lane.COPY_CSV}
+        if sink.detail["typname"] in source.detail.get("copy_binary", ()):
+            # The source writes exactly this type's binary form for the column.
+            lanes.add(Lane.COPY_BINARY)
         return Fit(frozenset(lanes), guards=guards)
 
     def refusals(self, load: Load) -> list[str]:

@@ -162,7 +162,15 @@ class PostgreSQLSource(Source):
                 # The server goes on while rows are handled here, as with a COPY.
                 size = CHUNK if psycopg.pq.version() >= 170000 else 1
                 rows = cursor.stream(statement, binary=True, size=size)
-                yield from _batches(rows, request.fetch_size)
+                finished = False
+                try:
+                    yield from _batches(rows, request.fetch_size)
+                    finished = True
+                finally:
+                    if not finished:
+                        # psycopg would wait for a server that may be frozen.
+                        session.interrupt(self._connection)
+                        session.close(self._connection)
 
     def count(self, request: ReadRequest) -> int:
         with errors(SourceError, self._config):
