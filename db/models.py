@@ -160,7 +160,7 @@ class JobRun(Base):
             "slot_key",
             "slot_no",
             unique=True,
-            postgresql_where=text(f"slot_key is not null and {HELD}"),
+            postgresql_where=text("slot_key is not null and finished_at is null"),
         ),
         Index(
             "job_run_claim_order",
@@ -190,15 +190,19 @@ class JobRun(Base):
             postgresql_where=text(PENDING),
         ),
         Index("job_run_lease", "lease_until", postgresql_where=text(HELD)),
-        Index("job_run_held_of_job", "job_id", postgresql_where=text(HELD)),
+        Index(
+            "job_run_held_of_job",
+            "job_id",
+            postgresql_where=text("started_at is not null and finished_at is null"),
+        ),
         Index("job_run_lineage", "root_run_id", "attempt"),
         Index(
             "job_run_children",
             "parent_run_id",
             postgresql_where=text("parent_run_id is not null"),
         ),
-        Index("job_run_newest", text("created_at desc"), "id"),
-        Index("job_run_newest_of_job", "job_id", text("created_at desc")),
+        Index("job_run_newest", text("created_at desc")),
+        Index("job_run_newest_of_job", "job_name", text("created_at desc")),
         Index("job_run_finished", "finished_at", postgresql_where=text("finished_at is not null")),
         Index("job_run_schedule", "schedule_id", postgresql_where=text("schedule_id is not null")),
     )

@@ -196,8 +196,11 @@ create unique index job_run_one_active on job_run (skip_key)
 create unique index job_run_one_held on job_run (job_id)
   where exclusive and status in ('RUNNING', 'CANCEL_REQUESTED');
 -- R-C8: a slot of a concurrency key is held by at most one run.
+-- Three partial indexes tell held runs in words of their own (a run has a slot or a start only from
+-- its claim on), so that a statement says which of them it means: with the statistics of an empty
+-- table the planner cannot tell them apart, and would read them all through.
 create unique index job_run_slot on job_run (slot_key, slot_no)
-  where slot_key is not null and status in ('RUNNING', 'CANCEL_REQUESTED');
+  where slot_key is not null and finished_at is null;
 -- R-C3: the order of the generic claim.
 create index job_run_claim_order on job_run (queue, priority desc, available_at, created_at, id)
   where status = 'PENDING';
@@ -212,11 +215,13 @@ create index job_run_offer_due on job_run (queue, job_id, least(offer_count, 14)
   coalesce(offered_at, available_at)) where status = 'PENDING';
 -- R-D3: the next lease to expire.
 create index job_run_lease on job_run (lease_until) where status in ('RUNNING', 'CANCEL_REQUESTED');
-create index job_run_held_of_job on job_run (job_id) where status in ('RUNNING', 'CANCEL_REQUESTED');
+create index job_run_held_of_job on job_run (job_id)
+  where started_at is not null and finished_at is null;
 create index job_run_lineage on job_run (root_run_id, attempt);
 create index job_run_children on job_run (parent_run_id) where parent_run_id is not null;
-create index job_run_newest on job_run (created_at desc, id);
-create index job_run_newest_of_job on job_run (job_id, created_at desc);
+-- Without the id: in an empty table any index that holds it looks as good as the primary key.
+create index job_run_newest on job_run (created_at desc);
+create index job_run_newest_of_job on job_run (job_name, created_at desc);
 create index job_run_finished on job_run (finished_at) where finished_at is not null;
 create index job_run_schedule on job_run (schedule_id) where schedule_id is not null;
 """

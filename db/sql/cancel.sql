@@ -1,13 +1,13 @@
 -- name: last_attempt
 -- The last attempt of a lineage, by the id or an alias of any of its attempts (R-K1): the one that
--- nothing replaced.
+-- nothing replaced. `offset 0` keeps the planner from joining all replacements of all lineages.
 select r.id, r.status, r.job_name as job, r.queue, r.priority, r.attempt, r.root_run_id,
   r.previous_run_id, r.cancellation_warning, r.error_code
 from job_run r
 where r.root_run_id = (
     select named.root_run_id from job_run named where named.id = coalesce(
       (select a.run_id from run_alias a where a.id = %(run_id)s::uuid), %(run_id)s::uuid))
-  and not exists (select from job_run later where later.previous_run_id = r.id);
+  and not exists (select from job_run later where later.previous_run_id = r.id offset 0);
 
 -- name: cancel
 -- Record the intent to cancel (R-K1): a waiting attempt ends at once, also one in backoff (R-R5); a

@@ -2,9 +2,8 @@
 -- Take the named run or nothing, and prepare it, in one statement (R-C1, R-C4, R-C5).
 -- Locks the run, then its job, then both datasources in ascending order of their ids; it waits a
 -- second for an edit of those, and one that commits meanwhile is seen, since each locked row is
--- read and checked again (R-C4). Two spellings keep the planner to the primary key of job_run,
--- also with the statistics of an empty table: "PENDING" as unclaimed and unfinished, because the
--- status would open the partial indexes, and the join to the job, which opens no index on job_id.
+-- read and checked again (R-C4). "PENDING" is spelt as unclaimed and unfinished: the status would
+-- let the planner leave the primary key for a partial index.
 with patience as materialized (
   select set_config('lock_timeout', '1s', true) as lock_timeout
 ), pick as materialized (
@@ -14,7 +13,7 @@ with patience as materialized (
     hi.id as hi_id, hi.name as hi_name, hi.connector as hi_connector, hi.envelope as hi_envelope
   from patience
   cross join job_run r
-  join job j on j.id = coalesce(r.job_id, '00000000-0000-0000-0000-000000000000')
+  join job j on j.id = r.job_id
   join datasource lo on lo.id = coalesce(least(j.source_id, j.sink_id),
     '00000000-0000-0000-0000-000000000000')
   join datasource hi on hi.id = coalesce(greatest(j.source_id, j.sink_id),
@@ -29,10 +28,11 @@ with patience as materialized (
     and (lo.envelope is null or lo.envelope->>'key_version' = any(%(key_versions)s::text[]))
     and (hi.envelope is null or hi.envelope->>'key_version' = any(%(key_versions)s::text[]))
     and (j.overlap = 'allow' or not exists (
-      select from job_run x where x.job_id = j.id and x.status in ('RUNNING', 'CANCEL_REQUESTED')))
+      select from job_run x where x.job_id = j.id
+           and x.started_at is not null and x.finished_at is null))
     and (j.concurrency_key is null or k.max > (
       select count(*) from job_run x
-      where x.slot_key = k.key and x.status in ('RUNNING', 'CANCEL_REQUESTED')))
+      where x.slot_key = k.key and x.finished_at is null))
   for update of r skip locked
   for share of j, lo, hi
 ), claimed as (
@@ -66,11 +66,10 @@ with patience as materialized (
       select free.n from (
         select n from generate_series(1, pick.slots) n
         where not exists (select from job_run x where x.slot_key = pick.concurrency_key
-          and x.slot_no = n and x.status in ('RUNNING', 'CANCEL_REQUESTED'))
+          and x.slot_no = n and x.finished_at is null)
         order by n
         limit greatest(0, (select pick.slots - count(*) from job_run x
-          where x.slot_key = pick.concurrency_key
-            and x.status in ('RUNNING', 'CANCEL_REQUESTED')))
+          where x.slot_key = pick.concurrency_key and x.finished_at is null))
       ) free order by random() limit 1) end
   from pick
   where u.id = (select id from pick)
@@ -98,8 +97,8 @@ from claimed;
 --   free_job   (a deep look, past runs that others have locked) of these, the ones that nobody edits
 --   candidate  the runs to try, in order; not more than have room
 -- Job and datasources are locked before the run, so that an open edit leaves its runs untouched.
--- `r.queue || ''` and the join to the job by an expression keep the planner to the index that each
--- part means, also with a plan that was cached while the table was empty.
+-- Each part names one index by its own spelling (`r.queue || ''`, `finished_at is null`), so that a
+-- plan that was made while the table was empty is as good as any.
 with recursive patience as materialized (
   select set_config('lock_timeout', '100ms', true) as lock_timeout
 ), near as materialized (
@@ -129,10 +128,10 @@ with recursive patience as materialized (
   select j.id, least(
     case when j.overlap = 'allow' then %(window)s::integer
          when exists (select from job_run x where x.job_id = j.id
-           and x.status in ('RUNNING', 'CANCEL_REQUESTED')) then 0
+           and x.started_at is not null and x.finished_at is null) then 0
          else 1 end,
     case when k.key is not null then k.max - (select count(*) from job_run x
-      where x.slot_key = k.key and x.status in ('RUNNING', 'CANCEL_REQUESTED')) end) as room
+      where x.slot_key = k.key and x.finished_at is null) end) as room
   from job j
   join datasource lo on lo.id = coalesce(least(j.source_id, j.sink_id),
     '00000000-0000-0000-0000-000000000000')
@@ -192,7 +191,7 @@ with recursive patience as materialized (
     hi.id as hi_id, hi.name as hi_name, hi.connector as hi_connector, hi.envelope as hi_envelope
   from patience
   cross join job_run r
-  join job j on j.id = coalesce(r.job_id, '00000000-0000-0000-0000-000000000000')
+  join job j on j.id = r.job_id
   join datasource lo on lo.id = coalesce(least(j.source_id, j.sink_id),
     '00000000-0000-0000-0000-000000000000')
   join datasource hi on hi.id = coalesce(greatest(j.source_id, j.sink_id),
@@ -240,11 +239,10 @@ with recursive patience as materialized (
       select free.n from (
         select n from generate_series(1, pick.slots) n
         where not exists (select from job_run x where x.slot_key = pick.concurrency_key
-          and x.slot_no = n and x.status in ('RUNNING', 'CANCEL_REQUESTED'))
+          and x.slot_no = n and x.finished_at is null)
         order by n
         limit greatest(0, (select pick.slots - count(*) from job_run x
-          where x.slot_key = pick.concurrency_key
-            and x.status in ('RUNNING', 'CANCEL_REQUESTED')))
+          where x.slot_key = pick.concurrency_key and x.finished_at is null))
       ) free order by random() limit 1) end
   from pick
   where u.id = (select id from pick)

@@ -36,10 +36,10 @@ with recursive waiting (queue, job_id, level) as (
   select j.id, j.name, j.overlap <> 'allow' as one_at_a_time, greatest(0, least(
     case when j.overlap = 'allow' then 1000000
          when exists (select from job_run x where x.job_id = j.id
-           and x.status in ('RUNNING', 'CANCEL_REQUESTED')) then 0
+           and x.started_at is not null and x.finished_at is null) then 0
          else 1 end,
     case when k.key is not null then k.max - (select count(*) from job_run x
-      where x.slot_key = k.key and x.status in ('RUNNING', 'CANCEL_REQUESTED')) end)) as room
+      where x.slot_key = k.key and x.finished_at is null) end)) as room
   from job j
   left join datasource s on s.id = j.source_id
   left join datasource t on t.id = j.sink_id

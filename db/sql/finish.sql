@@ -116,9 +116,9 @@ with recursive freed as materialized (
     and j.enabled and not j.paused and j.source_enabled and j.sink_enabled
     and coalesce(s.enabled, true) and coalesce(t.enabled, true)
     and (j.overlap = 'allow' or not exists (select from job_run x
-      where x.job_id = j.id and x.status in ('RUNNING', 'CANCEL_REQUESTED')))
+      where x.job_id = j.id and x.started_at is not null and x.finished_at is null))
     and (k.key is null or k.max > (select count(*) from job_run x
-      where x.slot_key = k.key and x.status in ('RUNNING', 'CANCEL_REQUESTED')))
+      where x.slot_key = k.key and x.finished_at is null))
 ), place (job_id, queue) as (
   select freed.id, (select r.queue || '' from job_run r
     where r.status = 'PENDING' and r.job_id = freed.id order by r.queue || '' limit 1)

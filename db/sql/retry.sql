@@ -9,7 +9,7 @@ with root as materialized (
 select r.id, r.job_id, r.job_name, r.status, r.queue, r.priority, r.attempt
 from job_run r
 where r.root_run_id = (select root_run_id from root)
-  and not exists (select from job_run later where later.previous_run_id = r.id)
+  and not exists (select from job_run later where later.previous_run_id = r.id offset 0)
 for no key update of r;
 
 -- name: retry
@@ -45,7 +45,9 @@ select id, queue, priority, claimcheck_notify('queue:' || queue, 'deadlines') fr
 
 -- name: active_run_of
 -- The active run that keeps a retry from being created under `skip` (R-T6).
-select id, status from job_run
-where job_id = %(job_id)s::uuid
-  and status in ('PENDING', 'RUNNING', 'CANCEL_REQUESTED')
+(select id, status from job_run
+ where job_id = %(job_id)s::uuid and started_at is not null and finished_at is null limit 1)
+union all
+(select id, status from job_run
+ where job_id = %(job_id)s::uuid and status = 'PENDING' limit 1)
 limit 1;
