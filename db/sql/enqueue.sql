@@ -36,7 +36,7 @@ with moment as materialized (
     and (not skips or not (
       exists (select from job_run r where r.job_id = asked.id and r.status = 'PENDING')
       or exists (select from job_run r where r.job_id = asked.id
-        and r.status in ('RUNNING', 'CANCEL_REQUESTED'))))
+        and r.started_at is not null and r.finished_at is null)))
 ), new_key as (
   insert into trigger_key as k (job_id, key, run_id, created_at, expires_at)
   select id, %(key)s::text, %(run_id)s::uuid, now,
@@ -105,9 +105,16 @@ with moment as materialized (
   where k.key = %(key)s::text and k.expires_at > clock_timestamp()
   union all
   select 3, 'active', r.id, null, r.job_name
-  from asked join job_run r on r.job_id = asked.id
+  from asked cross join lateral (
+    -- Two branches, because each has an index of its own.
+    (select held.id, held.job_name from job_run held where held.job_id = asked.id
+       and held.started_at is not null and held.finished_at is null limit 1)
+    union all
+    (select next.id, next.job_name from job_run next where next.job_id = asked.id
+       and next.status = 'PENDING' limit 1)
+    limit 1
+  ) r
   where asked.skips and asked.enabled and asked.source_enabled and asked.sink_enabled
-    and r.status in ('PENDING', 'RUNNING', 'CANCEL_REQUESTED')
 ), chosen as materialized (
   select * from standing order by rank limit 1
 ), kept as materialized (
