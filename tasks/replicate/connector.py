@@ -197,7 +197,8 @@ class Fit:
     ``refusal`` says why not, and what to do. ``lanes`` are those in which it is right.
     ``read_as`` is an expression template for the source's own SQL (``{}`` stands for the column),
     only ever set by a sink for a source of the same dialect. ``guards`` check cells where the
-    engine itself would change one silently; they restrict the lanes to ROWS.
+    engine itself would change one silently; they restrict the lanes to ROWS and to those in
+    which the source applies guards itself (:attr:`Source.guarded_lanes`).
     """
 
     lanes: frozenset[Lane] = frozenset({Lane.ROWS})
@@ -363,6 +364,9 @@ class End(ABC):
 
 class Source(End):
     """An open source. Order of calls: describe, [bound], snapshot, [split], read..., close."""
+
+    guarded_lanes: frozenset[Lane] = frozenset()
+    """Lanes besides ROWS in which ``read`` applies the guards of the plan by itself."""
 
     @abstractmethod
     def describe(self, request: ReadRequest) -> Relation:

@@ -83,7 +83,8 @@ def plan(
         if fit.refusal is not None:
             problems.append(f"column {name}: {fit.refusal}")
             continue
-        lanes &= {Lane.ROWS} if fit.guards else fit.lanes
+        guarded = {Lane.ROWS, *source.guarded_lanes}
+        lanes &= guarded & fit.lanes if fit.guards else fit.lanes
         columns.append(ColumnPlan(column, target, fit.read_as, fit.guards))
     written = {column.sink.name for column in columns}
     needed = [

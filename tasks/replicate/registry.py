@@ -17,6 +17,7 @@ GROUP = "claimcheck.connectors"
 BUILT_IN = {
     "postgresql": "tasks.replicate.connectors.postgresql:PostgreSQL",
     "mysql": "tasks.replicate.connectors.mysql:MySQL",
+    "file": "tasks.replicate.connectors.file:Files",
     "sqlite": "tasks.replicate.connectors.sqlite:SQLite",
 }
 ALIASES = {"postgres": "postgresql", "mariadb": "mysql"}

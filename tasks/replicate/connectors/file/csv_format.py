@@ -1,0 +1,214 @@
+"""CSV files: every column is text, and between PostgreSQL and a file whole blocks travel."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tasks.replicate.connector import (
+    Batch,
+    Cell,
+    Column,
+    ColumnPlan,
+    ColumnType,
+    Fit,
+    Kind,
+    Lane,
+    ReadRequest,
+    Relation,
+)
+from tasks.replicate.connectors.file import csv_text
+from tasks.replicate.connectors.file.csv_text import Dialect
+from tasks.replicate.connectors.file.formats import (
+    BadFile,
+    BadValue,
+    Check,
+    Format,
+    Writer,
+)
+from tasks.replicate.guards import guarded
+
+TEXT = ColumnType(Kind.TEXT, "csv text")
+
+
+class CSV(Format):
+    """Comma-separated values, in the dialect of the datasource."""
+
+    suffixes = (".csv",)
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        lanes = (Lane.COPY_CSV, Lane.ROWS) if dialect.plain else (Lane.ROWS,)
+        self.source_lanes = self.sink_lanes = lanes
+
+    def describe(self, paths: Sequence[Path]) -> Relation:
+        headers = {path: csv_text.header(path, self._dialect) for path in paths}
+        first, names = next(iter(headers.items()))
+        for path, others in headers.items():
+            if others != names and sorted(others) != sorted(names):
+                raise BadFile(f"{path}: its columns are not those of {first}")
+        if not names:
+            raise BadFile(f"{first}: is empty, so that its columns are not known")
+        return Relation(tuple(Column(name, TEXT) for name in names))
+
+    # Reading
+
+    def read(
+        self, paths: Sequence[Path], request: ReadRequest, lane: Lane, check: Check
+    ) -> Iterator[Batch]:
+        for path in paths:
+            names = csv_text.header(path, self._dialect)
+            if not names:
+                continue
+            wanted = [names.index(plan.source.name) for plan in request.columns]
+            as_is = wanted == list(range(len(names)))
+            for chunk in self._data(path):
+                check()
+                if lane is Lane.ROWS:
+                    yield from self._pages(chunk, names, wanted, request.fetch_size, path)
+                elif as_is:
+                    yield self._block(chunk, request.columns, path)
+                else:
+                    rows = self._rows(chunk, names, wanted, path)
+                    data = csv_text.encode(rows, self._dialect)
+                    yield Batch(data, len(rows), len(data))
+
+    def _data(self, path: Path) -> Iterator[bytes]:
+        """The records behind the header."""
+        first = self._dialect.header
+        for chunk in csv_text.chunks(path, self._dialect):
+            data = csv_text.without_first(chunk) if first else chunk
+            first = False
+            if data:
+                yield data
+
+    def _rows(
+        self, chunk: bytes, names: Sequence[str], wanted: Sequence[int], path: Path
+    ) -> list[tuple[Cell, ...]]:
+        rows = csv_text.parse(chunk, len(names), self._dialect, path)
+        if list(wanted) == list(range(len(names))):
+            return rows
+        return [tuple([row[position] for position in wanted]) for row in rows]
+
+    def _pages(
+        self, chunk: bytes, names: Sequence[str], wanted: Sequence[int], size: int, path: Path
+    ) -> Iterator[Batch]:
+        rows = self._rows(chunk, names, wanted, path)
+        each = len(chunk) // max(len(rows), 1)
+        for start in range(0, len(rows), size):
+            page = rows[start : start + size]
+            yield Batch(page, len(page), each * len(page))
+
+    def _block(self, chunk: bytes, columns: Sequence[ColumnPlan], path: Path) -> Batch:
+        """The bytes as they are, once they are known to be well formed and to pass the guards."""
+        data = csv_text.checked(chunk, self._dialect, path)
+        rows = csv_text.count_records(chunk)
+        watched = [(i, plan) for i, plan in enumerate(columns) if plan.guards]
+        if watched:
+            self._guard(chunk, watched, len(columns), path)
+        return Batch(data, rows, len(data))
+
+    def _guard(
+        self, chunk: bytes, watched: Sequence[tuple[int, ColumnPlan]], width: int, path: Path
+    ) -> None:
+        """Apply the guards to their columns; nothing else of the records is made into Python.
+
+        '' counts as NULL here: none of the guarded kinds of column takes it for a value, and the
+        sink sees the bytes.
+        """
+        records = list(csv.reader(io.StringIO(chunk.decode(), newline="")))
+        if any(len(record) != width for record in records):
+            raise BadFile(f"{path}: a record has not the {width} fields of the header")
+        sides = list(zip(*records, strict=True))
+        picked = [[text or None for text in sides[position]] for position, _ in watched]
+        rows = list(zip(*picked, strict=True))
+        for _ in guarded([Batch(rows, len(rows), 0)], [plan for _, plan in watched]):
+            pass
+
+    def count(self, paths: Sequence[Path], check: Check) -> int:
+        total = 0
+        for path in paths:
+            for chunk in self._data(path):
+                check()
+                total += csv_text.count_records(chunk)
+        return total
+
+    # Writing
+
+    def create(self, path: Path, columns: Sequence[Column]) -> None:
+        path.write_bytes(self._header([column.name for column in columns]))
+
+    def _header(self, names: Sequence[str]) -> bytes:
+        return csv_text.encode([tuple(names)], self._dialect) if self._dialect.header else b""
+
+    def new_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        return tuple(Column(column.name, TEXT) for column in columns)
+
+    def writer(self, path: Path, relation: Relation, columns: Sequence[ColumnPlan]) -> Writer:
+        names = [column.name for column in relation.columns]
+        return _CSVWriter(path, self._dialect, self._header(names), names, columns)
+
+    def fit(self, source: Column, sink: Column, dialect: str) -> Fit:
+        """Text holds everything; that it was a number or a truth value is not kept."""
+        lanes = frozenset({Lane.ROWS, Lane.COPY_CSV}) if self._dialect.plain else None
+        return Fit(lanes or frozenset({Lane.ROWS}))
+
+
+class _CSVWriter(Writer):
+    def __init__(
+        self,
+        path: Path,
+        dialect: Dialect,
+        header: bytes,
+        names: Sequence[str],
+        columns: Sequence[ColumnPlan],
+    ) -> None:
+        self._dialect = dialect
+        self._columns, self._names = columns, names
+        planned = [plan.sink.name for plan in columns]
+        self._order: list[int | None] | None = None
+        if planned != list(names):
+            self._order = [planned.index(n) if n in planned else None for n in names]
+        self._path, self._rest = path, b""
+        self._file = path.open("wb", buffering=1 << 20)
+        self._file.write(header)
+
+    def write(self, batch: Batch) -> int:
+        rows = batch.data
+        if isinstance(rows, bytes):
+            if self._order is None:
+                self._file.write(rows)
+                return batch.rows
+            data = self._rest + rows
+            end = csv_text.last_end(data)
+            self._rest = data[end:]
+            rows = csv_text.parse(data[:end], len(self._columns), self._dialect, self._path)
+        if not rows:
+            return 0
+        if self._order is not None:
+            order = self._order
+            rows = [tuple([None if i is None else row[i] for i in order]) for row in rows]
+        try:
+            self._file.write(csv_text.encode(rows, self._dialect))
+        except UnicodeError:
+            raise BadValue(self._explain(rows)) from None
+        return len(rows)
+
+    def _explain(self, rows: Sequence[tuple[Cell, ...]]) -> str:
+        for name, side in zip(self._names, zip(*rows, strict=True), strict=True):
+            for cell in side:
+                try:
+                    if isinstance(cell, str):
+                        cell.encode(self._dialect.encoding)
+                except UnicodeError:
+                    return (
+                        f"column {name}: a text has a character that {self._dialect.encoding} "
+                        "cannot write"
+                    )
+        return f"{self._dialect.encoding} cannot write a value"  # pragma: no cover
+
+    def close(self) -> int:
+        self._file.close()
+        return 0

@@ -1,0 +1,296 @@
+"""CSV as text: records, fields and NULLs, by the rules of PostgreSQL's COPY.
+
+NULL is an unquoted text (nothing, by default), and a quoted one never is. A quote opens a field
+at its very beginning only; what Python's and PostgreSQL's readers would each make something else
+of is refused.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tasks.replicate.connector import Row
+from tasks.replicate.connectors.file.formats import BLOCK, BadFile
+
+_BOM = codecs.BOM_UTF8
+_END = "\\."
+"""On a line of its own PostgreSQL takes it for the end of the data."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a file writes its fields."""
+
+    delimiter: str = ","
+    null: str = ""
+    header: bool = True
+    encoding: str = "utf-8"
+
+    @property
+    def plain(self) -> bool:
+        """Whether the bytes are what COPY writes and reads by default."""
+        return (self.delimiter, self.null, self.encoding) == (",", "", "utf-8")
+
+    @cached_property
+    def field(self) -> re.Pattern[str]:
+        """A field and what ends it; possessive, so that a bad file costs no more than another."""
+        end = re.escape(self.delimiter)
+        return re.compile(rf'(?:"((?:[^"]++|"")*+)"|([^"{end}\r\n]*+))({end}|\n)')
+
+    @cached_property
+    def records(self) -> re.Pattern[bytes]:
+        """Any number of well-formed records."""
+        end = re.escape(self.delimiter).encode()
+        field = rb'(?:"(?:[^"]++|"")*+"|[^"' + end + rb"\r\n]*+)"
+        return re.compile(rb"(?:" + field + rb"(?:" + end + rb"|\n))*+")
+
+
+def blocks(path: Path, dialect: Dialect) -> Iterator[bytes]:
+    """The file in UTF-8, a block at a time. Raises BadFile for what is not of its encoding."""
+    with path.open("rb") as file:
+        if dialect.encoding == "utf-8":
+            first = file.read(BLOCK).removeprefix(_BOM)
+            while first:
+                yield first
+                first = file.read(BLOCK)
+            return
+        decoder = codecs.getincrementaldecoder(dialect.encoding)()
+        try:
+            while data := file.read(BLOCK):
+                yield decoder.decode(data).encode()
+            yield decoder.decode(b"", final=True).encode()
+        except UnicodeError:
+            raise BadFile(f"{path}: is not all {dialect.encoding}") from None
+
+
+def chunks(path: Path, dialect: Dialect) -> Iterator[bytes]:
+    """Whole records, each ended by one line feed; the header is among them.
+
+    The first line tells whether lines end in CR LF; then every line does.
+    """
+    rest = b""
+    crlf: bool | None = None
+    for block in blocks(path, dialect):
+        data = rest + block
+        end = last_end(data)
+        if end == 0:
+            rest = data
+            continue
+        chunk, rest = data[:end], data[end:]
+        if crlf is None:
+            crlf = _first_line(chunk).endswith(b"\r\n")
+        yield _line_feeds(chunk) if crlf else chunk
+    if rest:
+        if rest.count(b'"') % 2:
+            raise BadFile(f"{path}: ends inside a quoted field")
+        last = rest.removesuffix(b"\r") + b"\n" if crlf else rest + b"\n"
+        yield _line_feeds(last) if crlf else last
+
+
+def last_end(data: bytes) -> int:
+    """Behind the last line feed that stands outside of quotes, or 0."""
+    position = data.rfind(b"\n")
+    if b'"' in data:
+        quotes = data.count(b'"', 0, max(position, 0))
+        while position >= 0 and quotes % 2:
+            before = data.rfind(b"\n", 0, position)
+            quotes -= data.count(b'"', max(before, 0), position)
+            position = before
+    return position + 1
+
+
+def _first_line(chunk: bytes) -> bytes:
+    position = chunk.find(b"\n")
+    while chunk.count(b'"', 0, position) % 2:
+        position = chunk.find(b"\n", position + 1)
+    return chunk[: position + 1]
+
+
+def _line_feeds(chunk: bytes) -> bytes:
+    """CR LF outside of quotes as LF; inside it is the field's own."""
+    if b'"' not in chunk:
+        return chunk.replace(b"\r\n", b"\n")
+    parts = chunk.split(b'"')
+    # What stands outside of quotes is every other part.
+    parts[::2] = [part.replace(b"\r\n", b"\n") for part in parts[::2]]
+    return b'"'.join(parts)
+
+
+def without_first(chunk: bytes) -> bytes:
+    """The chunk without its first record."""
+    return chunk[len(_first_line(chunk)) :]
+
+
+def count_records(chunk: bytes) -> int:
+    """Line feeds outside of quotes."""
+    if b'"' not in chunk:
+        return chunk.count(b"\n")
+    return sum(part.count(b"\n") for part in chunk.split(b'"')[::2])
+
+
+def checked(chunk: bytes, dialect: Dialect, path: Path) -> bytes:
+    """The chunk, if every record is well formed; what PostgreSQL would stop at is quoted."""
+    found = dialect.records.match(chunk)
+    assert found is not None
+    if found.end() != len(chunk):
+        raise BadFile(
+            f"{path}: a record is malformed (a quote inside an unquoted field, text behind a "
+            "closing quote, or a carriage return outside of quotes)"
+        )
+    if b"\\.\n" not in chunk:
+        return chunk
+    parts = chunk.split(b'"')
+    parts[::2] = [re.sub(rb"(?m)^\\\.$", b'"\\\\."', part) for part in parts[::2]]
+    return b'"'.join(parts)
+
+
+def header(path: Path, dialect: Dialect) -> list[str]:
+    """The names in the first record, or names by number where the file has no header."""
+    for chunk in chunks(path, dialect):
+        fields = parse(_first_line(chunk), None, dialect, path)[0]
+        if not dialect.header:
+            return [f"column_{number}" for number in range(1, len(fields) + 1)]
+        names = ["" if name is None else str(name) for name in fields]
+        if "" in names:
+            raise BadFile(f"{path}: column {names.index('') + 1} has no name in the header")
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise BadFile(f"{path}: the header names {', '.join(doubled)} twice")
+        return names
+    return []
+
+
+def parse(chunk: bytes, width: int | None, dialect: Dialect, path: Path) -> list[Row]:
+    """The records of a chunk as rows of text and None."""
+    try:
+        text = chunk.decode()
+    except UnicodeError:
+        raise BadFile(f"{path}: is not all UTF-8; name its encoding") from None
+    if '"' not in text:
+        rows = _split(text, dialect, path)
+    elif '""' not in text and "\r" not in text:
+        rows = _read(text, dialect, path)
+    else:
+        rows = _match(text, dialect, path)
+    if width is not None and any(len(row) != width for row in rows):
+        wrong = next(len(row) for row in rows if len(row) != width)
+        raise BadFile(f"{path}: a record has {wrong} fields, and the file {width} columns")
+    return rows
+
+
+def _split(text: str, dialect: Dialect, path: Path) -> list[Row]:
+    """Records without a quote."""
+    if "\r" in text:
+        raise BadFile(f"{path}: a carriage return stands outside of quotes")
+    delimiter, null = dialect.delimiter, dialect.null
+    lines = text.split("\n")
+    lines.pop()
+    fields = [line.split(delimiter) for line in lines]
+    return _with_nulls(fields, null)
+
+
+def _read(text: str, dialect: Dialect, path: Path) -> list[Row]:
+    """Records with quotes, but none that are doubled: so '' and NULL look different."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=dialect.delimiter, strict=True)
+    try:
+        fields = list(reader)
+    except csv.Error:
+        return _match(text, dialect, path)
+    if any('"' in field for row in fields for field in row) or (
+        dialect.null != "" and dialect.null in text
+    ):
+        return _match(text, dialect, path)
+    return _with_nulls([row or [""] for row in fields], dialect.null)
+
+
+def _with_nulls(fields: list[list[str]], null: str) -> list[Row]:
+    return [
+        tuple([None if field == null else field for field in row]) if null in row else tuple(row)
+        for row in fields
+    ]
+
+
+def _match(text: str, dialect: Dialect, path: Path) -> list[Row]:
+    """Records of any kind, field by field."""
+    rows: list[Row] = []
+    row: list[str | None] = []
+    position = 0
+    null = dialect.null
+    for found in dialect.field.finditer(text):
+        if found.start() != position:
+            break
+        quoted, bare, end = found.groups()
+        position = found.end()
+        if quoted is None:
+            row.append(None if bare == null else bare)
+        else:
+            row.append(quoted.replace('""', '"'))
+        if end == "\n":
+            rows.append(tuple(row))
+            row = []
+    if position != len(text):
+        raise BadFile(f"{path}: a record is malformed (line {text.count(chr(10), 0, position)}...)")
+    return rows
+
+
+# Writing
+
+
+def encode(rows: Sequence[Row], dialect: Dialect) -> bytes:
+    """Rows of cells as records. Raises UnicodeError where the encoding lacks a character."""
+    sides: Iterable[Sequence[str]] = [_side(side, dialect) for side in zip(*rows, strict=True)]
+    lines = map(dialect.delimiter.join, zip(*sides, strict=True))
+    return ("\n".join(lines) + "\n").encode(dialect.encoding)
+
+
+def _side(side: Sequence[Any], dialect: Dialect) -> Sequence[str]:
+    kinds = set(map(type, side))
+    if kinds == {int}:
+        return list(map(str, side))
+    if kinds == {str}:
+        return _quoted(side, dialect)
+    return [
+        dialect.null if value is None else _quoted([_text(value)], dialect)[0] for value in side
+    ]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    if isinstance(value, bytes):
+        return "\\x" + value.hex()
+    if isinstance(value, float):
+        special = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
+        return special.get(repr(value), repr(value))
+    return str(value)
+
+
+def _quoted(side: Sequence[str], dialect: Dialect) -> Sequence[str]:
+    """Quotes around what needs them; mostly nothing does, which one look at all of it tells."""
+    joined = "\n".join(side)
+    special = (dialect.delimiter, '"', "\r", _END)
+    if (
+        joined.count("\n") == len(side) - 1
+        and not any(char in joined for char in special)
+        and "" not in side
+        and dialect.null not in side
+    ):
+        return side
+    return [
+        '"' + value.replace('"', '""') + '"'
+        if value == dialect.null
+        or value in ("", _END)
+        or any(char in value for char in (dialect.delimiter, '"', "\r", "\n"))
+        else value
+        for value in side
+    ]

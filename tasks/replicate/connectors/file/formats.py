@@ -1,0 +1,155 @@
+"""What every file format does, and the choice among them by a datasource's configuration."""
+
+from __future__ import annotations
+
+import codecs
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tasks.replicate.connector import (
+    Batch,
+    Cell,
+    Column,
+    ColumnPlan,
+    Fit,
+    Kind,
+    Lane,
+    ReadRequest,
+    Relation,
+)
+
+NAMES = ("csv", "jsonl", "parquet")
+BLOCK = 256 * 1024
+"""Bytes of a text file that are looked at together."""
+
+Check = Callable[[], None]
+"""Raises where the run was asked to stop."""
+
+
+class BadFile(ValueError):
+    """A file does not hold what its format asks for; the message names the place, not the data."""
+
+
+class BadValue(ValueError):
+    """A value cannot be stored in a column; the message names the column."""
+
+
+class Writer(ABC):
+    """Writes one file, from its beginning to its end."""
+
+    @abstractmethod
+    def write(self, batch: Batch) -> int:
+        """Store a batch of the load's lane and return its rows. Raises BadValue."""
+
+    @abstractmethod
+    def close(self) -> int:
+        """Finish the file; returns rows that only then were stored."""
+
+
+class Format(ABC):
+    """One format; it knows files and columns, nothing of tables and transactions."""
+
+    suffixes: ClassVar[tuple[str, ...]]
+    source_lanes: tuple[Lane, ...] = (Lane.ROWS,)
+    sink_lanes: tuple[Lane, ...] = (Lane.ROWS,)
+    binds: ClassVar[bool] = False
+    """Whether a file of it binds the values of a column to a type."""
+
+    @abstractmethod
+    def describe(self, paths: Sequence[Path]) -> Relation:
+        """The columns that all of the files have. Raises BadFile."""
+
+    @abstractmethod
+    def read(
+        self, paths: Sequence[Path], request: ReadRequest, lane: Lane, check: Check
+    ) -> Iterator[Batch]:
+        """The rows of the files, one after the other. Raises BadFile."""
+
+    @abstractmethod
+    def count(self, paths: Sequence[Path], check: Check) -> int:
+        """How many rows the files hold."""
+
+    @abstractmethod
+    def create(self, path: Path, columns: Sequence[Column]) -> None:
+        """Write a file of no rows."""
+
+    @abstractmethod
+    def writer(self, path: Path, relation: Relation, columns: Sequence[ColumnPlan]) -> Writer:
+        """Begin a file of all the relation's columns; those that are not planned stay NULL."""
+
+    @abstractmethod
+    def fit(self, source: Column, sink: Column, dialect: str) -> Fit:
+        """Whether and how values of a source column are stored in this format unchanged."""
+
+    def new_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """What the columns of another end become in a file of this format."""
+        return tuple(columns)
+
+
+def of(config: Mapping[str, Any]) -> Format:
+    """The format that the configuration asks for; it has been checked."""
+    name = config["format"]
+    if name == "csv":
+        from tasks.replicate.connectors.file.csv_format import CSV
+        from tasks.replicate.connectors.file.csv_text import Dialect
+
+        return CSV(
+            Dialect(
+                delimiter=config.get("delimiter", ","),
+                null=config.get("null", ""),
+                header=config.get("header", True),
+                encoding=codecs.lookup(config.get("encoding", "utf-8")).name,
+            )
+        )
+    if name == "jsonl":
+        from tasks.replicate.connectors.file.jsonl_format import JSONLines
+
+        return JSONLines(codecs.lookup(config.get("encoding", "utf-8")).name)
+    from tasks.replicate.connectors.file.parquet_format import Parquet
+
+    return Parquet()
+
+
+def option_problems(config: Mapping[str, Any]) -> list[str]:
+    """Mistakes in the options of a format."""
+    found = []
+    for key, formats in (
+        ("delimiter", ("csv",)),
+        ("null", ("csv",)),
+        ("header", ("csv",)),
+        ("encoding", ("csv", "jsonl")),
+    ):
+        if key in config and config.get("format") in NAMES and config["format"] not in formats:
+            found.append(f"{key}: is only for {' and '.join(formats)}")
+    delimiter = config.get("delimiter", ",")
+    if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n\0':
+        found.append("delimiter: must be one character, and no quote and no line end")
+    null = config.get("null", "")
+    if not isinstance(null, str) or any(char in null for char in '"\r\n\0'):
+        found.append("null: must be a text without quotes and line ends")
+    if not isinstance(config.get("header", True), bool):
+        found.append("header: must be true or false")
+    try:
+        encoding = codecs.lookup(str(config.get("encoding", "utf-8"))).name
+        if encoding.startswith(("utf-16", "utf-32")) and "format" in config:
+            found.append("encoding: UTF-16 and UTF-32 are not read; convert the file to utf-8")
+    except LookupError:
+        found.append("encoding: is not known; write utf-8, latin-1, cp1252 or another of Python's")
+    return found
+
+
+def cell_of_text(text: Cell, kind: Kind) -> Cell:
+    """The cell that a text stands for, where a column of that kind was written as text."""
+    if not isinstance(text, str):
+        return text
+    if kind is Kind.INTEGER:
+        return int(text)
+    if kind is Kind.FLOAT:
+        return float(text)
+    if kind is Kind.BOOLEAN:
+        return text in ("t", "true")
+    if kind is Kind.BYTES:
+        return bytes.fromhex(text[2:])
+    return text

@@ -1,0 +1,268 @@
+"""Writing files: beside the target first, and then in its place at one stroke."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tasks.replicate.connector import (
+    Batch,
+    Column,
+    ColumnPlan,
+    CommitUnknown,
+    Counts,
+    Fit,
+    Lane,
+    Load,
+    ReadRequest,
+    Relation,
+    Sink,
+    SinkError,
+    TableName,
+)
+from tasks.replicate.connectors.file.fence import Fence
+from tasks.replicate.connectors.file.formats import BadFile, BadValue, cell_of_text
+from tasks.replicate.connectors.file.places import NoTable, Place
+
+_STAGED = re.compile(r"\.claimcheck_stage\.([0-9A-Za-z]+)\.(\d+)\.[0-9A-Za-z]+\.")
+PAGE = 5000
+
+
+class FileSink(Sink):
+    """One folder's files. A target is only ever replaced as a whole."""
+
+    dialect = "file"
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._place = Place(config)
+        self.lanes = self._place.format.sink_lanes  # type: ignore[misc]
+        self._stopped = False
+        self._fence: Fence | None = None
+        self._load: Load | None = None
+        self._new: Path | None = None
+        """What commit puts in the target's place."""
+        self._created: dict[Path, Relation] = {}
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def close(self) -> None:
+        self._stopped = True
+        self.rollback()
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise SinkError("sink: stopped")
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (BadFile, BadValue, NoTable) as error:
+            raise SinkError(f"sink: {error}", permanent=True) from None
+        except OSError as error:
+            raise SinkError(f"sink: {error.filename}: {error.strerror}") from None
+
+    # What there is
+
+    def describe(self, table: TableName) -> Relation | None:
+        with self._errors():
+            path = self._place.target(table)
+            if path in self._created:
+                return self._created[path]
+            if not path.exists():
+                return None
+            if path.stat().st_size == 0:
+                # A file of JSON lines without a row tells no columns: as good as none.
+                return None
+            found = self._place.format.describe([path])
+            return found if self._place.format.binds else _loose(found)
+
+    def fit(self, source: Column, sink: Column, dialect: str) -> Fit:
+        return self._place.format.fit(source, sink, dialect)
+
+    def refusals(self, load: Load) -> list[str]:
+        try:
+            path = self._place.target(load.table)
+        except NoTable as error:
+            return [str(error)]
+        if path.exists() and not path.is_file():
+            return [f"{path} is no file: name another table"]
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            return [
+                f"{path.parent} must be writable for this worker (a new file is written beside the "
+                "old one): change its permissions"
+            ]
+        return []
+
+    def create(
+        self, table: TableName, columns: Sequence[Column], key: Sequence[str], dialect: str
+    ) -> None:
+        with self._errors():
+            path = self._place.target(table)
+            made = self._place.format.new_columns(columns)
+            beside = self._beside(path, "new")
+            self._place.format.create(beside, made)
+            beside.replace(path)
+            found = Relation(made)
+            self._created[path] = found if self._place.format.binds else _loose(found)
+
+    # The fence
+
+    def begin(self, load: Load) -> None:
+        with self._errors():
+            self._fence = Fence(self._place.target(load.table).parent)
+            try:
+                self._fence.enter(load, self._check)
+            except BaseException:
+                self._fence.leave()
+                raise
+            self._load = load
+
+    def commit(self) -> None:
+        assert self._load is not None
+        assert self._fence is not None
+        path = self._place.target(self._load.table)
+        self._check()
+        try:
+            if self._new is not None:
+                _keep_mode(path, self._new)
+                self._new.replace(path)
+                _sync(path.parent)
+            self._fence.done(self._load)
+        except OSError as error:
+            raise CommitUnknown(f"sink: {error.filename}: {error.strerror}") from None
+        finally:
+            self._new = self._load = None
+            self._fence.leave()
+
+    def rollback(self) -> None:
+        if self._new is not None and not _STAGED.match(self._new.name):
+            with contextlib.suppress(OSError):
+                self._new.unlink()
+        self._new = self._load = None
+        if self._fence is not None:
+            self._fence.leave()
+
+    def settle(self, load: Load) -> bool:
+        with self._errors():
+            return Fence(self._place.target(load.table).parent).settled(load, self._check)
+
+    # The data
+
+    def truncate(self, load: Load) -> None:
+        assert load.relation is not None
+        with self._errors():
+            self._new = self._beside(self._place.target(load.table), "new")
+            self._place.format.create(self._new, load.relation.columns)
+
+    def stage(self, load: Load) -> None:
+        with self._errors():
+            path = self._place.target(load.table)
+            for other in path.parent.iterdir():
+                found = _STAGED.match(other.name)
+                if found and found[1] == _plain(load.scope) and int(found[2]) < load.fence:
+                    other.unlink(missing_ok=True)
+
+    def unstage(self, load: Load) -> None:
+        with contextlib.suppress(OSError, NoTable):
+            self._staged(load).unlink(missing_ok=True)
+
+    def _staged(self, load: Load) -> Path:
+        """A hidden file beside the target, named by job, fence and run, so that it can be swept."""
+        path = self._place.target(load.table)
+        name = f"{_plain(load.scope)}.{load.fence}.{_plain(load.run_id)}"
+        return path.with_name(f".claimcheck_stage.{name}.{path.name}")
+
+    def _beside(self, path: Path, what: str) -> Path:
+        return path.with_name(f".claimcheck_{what}.{os.getpid()}.{id(self):x}.{path.name}")
+
+    def write(self, load: Load, batches: Iterable[Batch], *, staging: bool) -> int:
+        with self._errors():
+            if staging:
+                path = self._staged(load)
+            else:
+                path = self._new = self._beside(self._place.target(load.table), "new")
+        assert load.relation is not None
+        with self._errors():
+            writer = self._place.format.writer(path, load.relation, load.columns)
+        written = 0
+        try:
+            # Errors of the batches themselves are not ours to tell.
+            for batch in batches:
+                self._check()
+                with self._errors():
+                    written += writer.write(batch)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                writer.close()
+            raise
+        with self._errors():
+            written += writer.close()
+            _sync(path)
+        return written
+
+    def publish(self, load: Load) -> Counts:
+        with self._errors():
+            self._new = self._staged(load)
+            return Counts(inserted=self._place.format.count([self._new], self._check))
+
+    # Verification
+
+    def _arrived(self, load: Load) -> Path:
+        return self._new or self._place.target(load.table)
+
+    def count(self, load: Load) -> int:
+        with self._errors():
+            return self._place.format.count([self._arrived(load)], self._check)
+
+    def scan(self, load: Load) -> Iterator[Batch]:
+        """The rows as they are in the file; text is taken back to what was written as text."""
+        # The source's kind tells what a text in the file stands for.
+        columns = tuple(
+            ColumnPlan(plan.sink, replace(plan.sink, type=plan.source.type))
+            for plan in load.columns
+        )
+        request = ReadRequest(table=load.table, columns=columns, fetch_size=PAGE)
+        kinds = [plan.source.type.kind for plan in load.columns]
+        with self._errors():
+            paths = [self._arrived(load)]
+            for batch in self._place.format.read(paths, request, Lane.ROWS, self._check):
+                assert isinstance(batch.data, list)
+                rows = [tuple(map(cell_of_text, row, kinds)) for row in batch.data]
+                yield Batch(rows, batch.rows, batch.size)
+
+
+def _loose(relation: Relation) -> Relation:
+    """A text file binds no value to a type."""
+    return replace(
+        relation,
+        columns=tuple(
+            replace(column, type=replace(column.type, loose=True)) for column in relation.columns
+        ),
+    )
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^0-9A-Za-z]", "", text)[:32] or "0"
+
+
+def _keep_mode(old: Path, new: Path) -> None:
+    """The permissions of the file that is replaced; a first file has those of any new one."""
+    with contextlib.suppress(FileNotFoundError):
+        new.chmod(stat.S_IMODE(old.stat().st_mode))
+
+
+def _sync(path: Path) -> None:
+    """What was written is on the disk before anything rests on it."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
