@@ -8,8 +8,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from scenarios import clocks
 from scenarios import fleet as fleets
 from scenarios.callers import Callers
 from scenarios.damage import Damage
@@ -29,7 +32,13 @@ def judge(fleet: Fleet, callers: Callers) -> list[str]:
         assert "error" not in answer, answer
     took = fleet.settle(SETTLE_SECONDS)
     print(f"all runs had ended {took:.1f} s after the last damage", flush=True)
-    print("the last of them:", fleet.last_active, flush=True)
+    for row in fleet.rows(
+        """select r.id, r.job_name, r.attempt, r.created_at, r.available_at, r.offered_at,
+             r.offer_count, r.started_at, r.finished_at, r.status, r.error_code
+           from job_run r where r.root_run_id = (select root_run_id from job_run
+             order by finished_at desc limit 1) order by r.created_at"""
+    ):
+        print(" ".join(_brief(value) for value in row.values()), flush=True)
     found = []
     for job in REPLICATED:
         end = fleet.await_status(
@@ -45,6 +54,10 @@ def judge(fleet: Fleet, callers: Callers) -> list[str]:
     return found + callers.surprises + breaches(fleet, callers.accepted)
 
 
+def _brief(value: Any) -> str:
+    return f"{value:%T.%f}"[:-3] if isinstance(value, datetime) else str(value)
+
+
 def chaos(
     minutes: float,
     seed: int,
@@ -56,9 +69,16 @@ def chaos(
     with Fleet(keep=logs) as fleet:
         prepare(fleet)
         fleet.worker("prefork", concurrency=3, ready=False)
-        fleet.worker("threads", pool="threads", concurrency=2, ready=False)
+        # Only the database's clock may decide (R-L2).
+        fleet.worker(
+            "threads",
+            pool="threads",
+            concurrency=2,
+            ready=False,
+            **clocks.wrong(-3600, fleet.folder),
+        )
         fleet.beat("beat-1", ready=False)
-        fleet.beat("beat-2", ready=False)
+        fleet.beat("beat-2", ready=False, **clocks.wrong(3600, fleet.folder))
         for member in fleet.members.values():
             member.await_ready()
         callers = Callers(fleet, count=2, seed=seed, pause=0.4)

@@ -298,6 +298,7 @@ _ALARMS = re.compile(
 _EXPECTED = re.compile(
     r"^redis\.|^kombu\.exceptions\.OperationalError|WorkerLostError|^Connection\w*Error"
     r"|^BrokenPipeError|^billiard\.einfo|^OSError|^TimeoutError: timed out"
+    r"|^celery\.exceptions\.WorkerShutdown"
     # Celery's own slip in closing a consumer whose connection broke; it goes on.
     r"|^AttributeError: 'NoneType' object has no attribute 'connection_errors'"
 )
