@@ -133,6 +133,9 @@ class Watch:
     def _connect(self) -> None:
         connection = session.connect_direct(APPLICATION_NAME)
         try:
+            # Planned anew each time: a plan that was made while nothing waited suits no backlog.
+            connection.prepare_threshold = None
+            connection.execute("set jit = off")
             # Listening comes first: what commits from here on is told or seen, or both.
             connection.execute("listen claimcheck")
         except BaseException:

@@ -335,6 +335,9 @@ begin
     if its_job.overlap = 'skip' and new.previous_run_id is null then
       new.skip_key := new.job_id;
     end if;
+    if new.previous_run_id is null and jsonb_typeof(its_job.definition->'params') = 'object' then
+      new.params := its_job.definition->'params' || new.params;
+    end if;
   end if;
   if new.previous_run_id is null then
     new.root_run_id := coalesce(new.root_run_id, new.id);

@@ -82,6 +82,12 @@ def test_the_triggers_parameters_overlay_the_jobs__R_T1(rows: Rows, recorder: Re
     assert run(rows, handle.run_id)["params"] == {"day": "sunday", "limit": 3, "deep": {"b": 2}}
 
 
+def test_a_run_that_a_program_inserts_gets_its_jobs_parameters_too__R_S2(rows: Rows) -> None:
+    new_job(rows, "report", definition={"params": {"day": "monday", "limit": 3}})
+    rows("""insert into job_run (job_id, params) select id, '{"limit": 5}' from job""")
+    assert rows("select params from job_run") == [{"params": {"day": "monday", "limit": 5}}]
+
+
 def test_priority_and_queue_of_the_trigger_win(rows: Rows, recorder: Recorder) -> None:
     new_job(rows, "orders", queue="slow", priority=3)
     handle = submit(recorder.ports, "orders", priority=9, queue="fast")
