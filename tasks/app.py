@@ -79,6 +79,16 @@ class App(Celery):
         canvas.refuse_triggers_in(options, name, kwargs)
         return super().send_task(name, args, kwargs, **options)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A spawned child gets the app of its own import, which knows the tasks.
+        return _this_app, ()
+
+
+def _this_app() -> App:
+    import tasks
+
+    return tasks.app
+
 
 def _given_redis_url() -> str:
     # The options do not need the embedded server, and must not start it.

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import socket
+from contextlib import suppress
 from typing import Any
 
+from billiard import get_start_method
 from celery import bootsteps, signals
 
 from tasks.app import app, redact_logs
@@ -80,6 +84,11 @@ class Drain(bootsteps.StartStopStep):
 
     def close(self, parent: Any) -> None:
         bells.ring(Level.WARM)
+        if get_start_method() != "fork":
+            # Spawned children have not inherited the bells.
+            for child in getattr(getattr(parent.pool, "_pool", None), "_pool", ()):
+                with suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGTERM)
 
     def stop(self, parent: Any) -> None:
         bells.ring(Level.WARM)

@@ -117,3 +117,46 @@ def test_state_tells_waiting_running_and_backoff(
         (tmp_path / "go").touch()
         result.get(timeout=20)
         assert result.state == "SUCCESS"
+
+
+def test_busy_worker_leaves_a_wake_up_to_an_idle_one__R_C9(
+    worker: Any, trigger: Any, job: Any, own_redis: Any, tmp_path: Path
+) -> None:
+    job("wait")
+    job("where")
+    with worker(name="busy", concurrency=1):
+        held = trigger.delay("wait", at=str(tmp_path))
+        busy = started(tmp_path)
+        waiting = trigger.delay("where")
+        assert own_redis.queue_length() == 1
+        with worker(name="idle", concurrency=1):
+            assert waiting.get(timeout=10)["pid"] != busy
+        (tmp_path / "go").touch()
+        held.get(timeout=20)
+
+
+def test_slot_goes_on_to_the_next_runs_of_its_queue__R_C1(
+    worker: Any, trigger: Any, job: Any, rows: Any, own_redis: Any
+) -> None:
+    """Up to its bound, without a message for each; then it hands the rest on by wake-ups."""
+    job("noop", overlap="allow")
+    results = [trigger.delay("noop") for _ in range(25)]
+    with own_redis.client() as client:
+        client.ltrim("runs\x06\x169", -1, -1)
+    assert own_redis.queue_length() == 1
+    with worker(pool="solo", CLAIMCHECK_SLOT_RUNS="10") as running:
+        for result in results:
+            result.get(timeout=30)
+        taken = running.output().count("Task tasks.trigger[")
+    assert 3 <= taken / 2 <= 15
+
+
+def test_handlers_that_a_worker_does_not_know_are_left_alone__R_C2(
+    worker: Any, trigger: Any, job: Any
+) -> None:
+    job("elsewhere", handler="of-another-worker")
+    job("noop")
+    with worker():
+        waiting = trigger.delay("elsewhere")
+        assert trigger.delay("noop", result=1).get(timeout=20) == 1
+        assert waiting.state == "PENDING"

@@ -232,3 +232,21 @@ def test_draining_worker_hands_its_wake_up_on__R_D8(
             (tmp_path / "go").touch()
             first.await_end()
     assert statuses(rows) == ["SUCCEEDED", "SUCCEEDED"]
+
+
+def test_spawned_children_work_and_drain_like_forked_ones__R_D8(
+    worker: Any, trigger: Any, job: Any, rows: Any, tmp_path: Path
+) -> None:
+    """The way of starting children where forking is not safe, as on macOS."""
+    job("wait")
+    spawn = ["--", "worker.pool_start_method=spawn"]
+    with worker(CLAIMCHECK_SHUTDOWN_SECONDS="1", arguments=spawn) as running:
+        assert trigger.delay("wait", seconds=0).get(timeout=60) == "attempt 1"
+        trigger.delay("wait", at=str(tmp_path))
+        child = started(tmp_path)
+        assert child in running.children()
+        running.signal(signal.SIGTERM)
+        running.await_end()
+    held = rows("select * from job_run where status = 'RETRY_SCHEDULED'")
+    assert [run["error_code"] for run in held] == ["worker_shutdown"]
+    assert held[0]["executor"].split(":")[1::2] == [str(running.pid), str(child)]
