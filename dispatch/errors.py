@@ -16,11 +16,11 @@ class UnknownRun(ClaimcheckError):
 
 
 class JobDisabled(ClaimcheckError):
-    """The job, or its source or sink binding, is disabled. Enable it with: celery -A tasks job enable NAME"""
+    """The job or a binding of it is disabled. Enable it: celery -A tasks job enable NAME"""
 
 
 class TriggerBusy(ClaimcheckError):
-    """Another open transaction holds this job or key; nothing was stored. Try again when it has ended."""
+    """Another open transaction holds this job or key; nothing was stored. Try again later."""
 
 
 class UnknownDatasource(ClaimcheckError):

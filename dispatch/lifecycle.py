@@ -21,7 +21,7 @@ class JobRunStatus(StrEnum):
 
     @property
     def is_active(self) -> bool:
-        """Whether it counts for overlap: waiting (also in backoff), held, or being cancelled (R-T6)."""
+        """Whether it counts for overlap: waiting (also in backoff) or held (R-T6)."""
         return self in ACTIVE
 
     @property
@@ -31,7 +31,7 @@ class JobRunStatus(StrEnum):
 
     @property
     def is_finished(self) -> bool:
-        """Whether this attempt has ended; FAILED may still become RETRY_SCHEDULED by a manual retry."""
+        """Whether this attempt has ended; a manual retry may still replace a FAILED one."""
         return self not in ACTIVE
 
 

@@ -25,7 +25,7 @@ EventKind = Literal["received", "started", "succeeded", "failed", "retried", "ca
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """What an observer such as Flower is told of a run. Holds no parameters, credentials or token."""
+    """What an observer such as Flower is told: no parameters, credentials or token."""
 
     kind: EventKind
     run_id: UUID
@@ -35,7 +35,7 @@ class RunEvent:
     attempt: int
     queue: str
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """``runtime`` in seconds and ``rows`` (succeeded); ``error_code``, ``message`` (failed, retried)."""
+    """``runtime`` (seconds), ``rows``: succeeded; ``error_code``, ``message``: failed, retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def _capacity_unknown(queue: str) -> Capacity:
 
 @dataclass(slots=True)
 class Ports:
-    """``offer`` returns how many were published and never raises; ``emit`` never raises nor blocks."""
+    """``offer`` returns how many were published; neither it nor ``emit`` raises or blocks."""
 
     offer: Callable[[Sequence[Offer]], int] = _offer_nowhere
     emit: Callable[[RunEvent], None] = _emit_nowhere
