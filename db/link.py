@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, LiteralString
 
 import psycopg
+from psycopg.rows import dict_row
 
 from db import session, statements
 from db.session import ControlConnection
@@ -83,6 +84,25 @@ class Link:
             for name, value in self._planner.items():
                 connection.execute("select set_config(%s, %s, true)", (name, value))
             return statements.row(connection, statement, parameters)
+
+    def rows_of_both(
+        self,
+        first: tuple[LiteralString, Mapping[str, Any]],
+        second: tuple[LiteralString, Mapping[str, Any]],
+    ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """Run two statements in one transaction and one round trip; the first row of each.
+
+        Not behind a pooler, which may not take pipelines. Raises psycopg.Error; then both are
+        undone, or the outcome of both is unknown.
+        """
+        connection = self.get()
+        with connection.pipeline(), connection.transaction():
+            answers = [
+                connection.cursor(row_factory=dict_row).execute(statement, parameters)
+                for statement, parameters in (first, second)
+            ]
+        one, other = (answer.fetchone() for answer in answers)
+        return one, other
 
     def _open(self) -> ControlConnection:
         return session.connect(self._name, patience=self._patience, planner=self._planner)

@@ -28,6 +28,9 @@ SLOW_LOOK_SECONDS = 0.003
 LOOK_SHARE = 20
 SHORTEST_BOUND_SECONDS = 0.02
 
+Place = tuple[datetime, datetime, UUID]
+"""A run's place among those of its queue and priority: ``available_at``, ``created_at``, ``id``."""
+
 _RACES = 8
 _RACED_ON = frozenset({"job_run_one_held", "job_run_slot", "job_run_slot_is_whole"})
 _SQL = statements.load("claims")
@@ -81,9 +84,19 @@ class _Look:
     ``LOOK_SHARE`` times the cost of the last one.
     """
 
-    bounds: dict[int, tuple[datetime, datetime, UUID]] = field(default_factory=dict)
-    whole_until: float = 0.0
+    bounds: dict[int, Place] = field(default_factory=dict)
+    bounded_until: float = 0.0
     deep_after: float = 0.0
+
+    def paid(self, cost: float) -> None:
+        """A look without bounds cost so many seconds of the server's time."""
+        if cost > SLOW_LOOK_SECONDS:
+            self.bounded_until = time.monotonic() + max(SHORTEST_BOUND_SECONDS, LOOK_SHARE * cost)
+
+    @property
+    def usable_bounds(self) -> Mapping[int, Place]:
+        """The bounds, while the next look is to be a bounded one; else none."""
+        return self.bounds if time.monotonic() < self.bounded_until else {}
 
 
 class RunClaims:
@@ -117,8 +130,8 @@ class RunClaims:
         Raises psycopg.Error.
         """
         look = self._looks.setdefault(queue, _Look())
-        if time.monotonic() < look.whole_until:
-            taken, _ = self._look(link, queue, look.bounds)
+        if bounds := look.usable_bounds:
+            taken, _ = self._look(link, queue, bounds)
             if taken is not None:
                 return taken
         return self._whole_look(link, queue, look)
@@ -136,9 +149,7 @@ class RunClaims:
                     break
             else:
                 taken = self._deep_look(link, queue, look)
-        now = time.monotonic()
-        dear = cost > SLOW_LOOK_SECONDS
-        look.whole_until = now + max(SHORTEST_BOUND_SECONDS, LOOK_SHARE * cost) if dear else 0.0
+        look.paid(cost)
         return taken
 
     def _deep_look(self, link: Link, queue: str, look: _Look) -> ClaimedRun | None:
@@ -155,48 +166,25 @@ class RunClaims:
         self,
         link: Link,
         queue: str,
-        bounds: Mapping[int, tuple[datetime, datetime, UUID]],
+        bounds: Mapping[int, Place],
         *,
         wide: bool = False,
         deep: bool = False,
     ) -> tuple[ClaimedRun | None, _Seen]:
-        places = [bounds.get(priority) for priority in PRIORITIES]
-        taken, seen = self._ask(
-            link,
-            _SQL["claim_next"],
-            {
-                "queue": queue,
-                "priorities": list(PRIORITIES),
-                "after_available_at": [p[0].isoformat() if p else "-infinity" for p in places],
-                "after_created_at": [p[1].isoformat() if p else "-infinity" for p in places],
-                "after_id": [p[2] if p else UUID(int=0) for p in places],
-                "wide": wide,
-                "deep": deep,
-                "window": DEEP_WINDOW if deep else WINDOW,
-                "tries": DEEP_WINDOW if deep else TRIES,
-            },
-        )
-        if taken is not None and seen.place is not None:
-            self._looks[queue].bounds[taken.priority] = seen.place
+        looking = _looking(queue, bounds, wide=wide, deep=deep)
+        taken, seen = self._ask(link, _SQL["claim_next"], looking)
+        self._note(queue, taken, seen)
         return taken, seen
 
+    def _note(self, queue: str, taken: ClaimedRun | None, seen: _Seen) -> None:
+        if taken is not None and seen.place is not None:
+            self._looks.setdefault(queue, _Look()).bounds[taken.priority] = seen.place
+
     def _ask(
-        self,
-        link: Link,
-        statement: LiteralString,
-        parameters: Mapping[str, Any],
+        self, link: Link, statement: LiteralString, parameters: Mapping[str, Any]
     ) -> tuple[ClaimedRun | None, _Seen]:
         for _ in range(_RACES):
-            token = uuid4()
-            asked = {
-                **parameters,
-                "executor": self._executor(),
-                "token": token,
-                "lease_seconds": self._lease_seconds,
-                "handlers": list(self._handlers()),
-                "key_versions": list(self._key_versions()),
-                "notify": sign_of_life.is_due(self._lease_seconds),
-            }
+            asked = self._asked(parameters)
             link.get()
             asked_at = time.monotonic()
             try:
@@ -213,12 +201,28 @@ class RunClaims:
                     raise
                 link.close()
                 found = self._settle(link, asked)
-            if found is None or found["id"] is None:
-                return None, _Seen.of(found)
-            if asked["notify"]:
-                sign_of_life.given()
-            return _claimed(found, asked, asked_at), _Seen.of(found)
+            return self._taken(found, asked, asked_at), _Seen.of(found)
         return None, _Seen(candidates=1)
+
+    def _asked(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            **parameters,
+            "executor": self._executor(),
+            "token": uuid4(),
+            "lease_seconds": self._lease_seconds,
+            "handlers": list(self._handlers()),
+            "key_versions": list(self._key_versions()),
+            "notify": sign_of_life.is_due(self._lease_seconds),
+        }
+
+    def _taken(
+        self, found: Mapping[str, Any] | None, asked: Mapping[str, Any], asked_at: float
+    ) -> ClaimedRun | None:
+        if found is None or found["id"] is None:
+            return None
+        if asked["notify"]:
+            sign_of_life.given()
+        return _claimed(found, asked, asked_at)
 
     def _settle(self, link: Link, asked: Mapping[str, Any]) -> dict[str, Any] | None:
         """The connection broke on the claim: did it land? One that lands later expires (R-R7).
@@ -237,13 +241,48 @@ class RunClaims:
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
 
+    # A claim in someone else's transaction
+
+    def request(self, queue: str) -> ClaimRequest:
+        """The next claim of ``queue`` as a statement, for a transaction that does something else
+        first. It looks only at the head of the queue, and waits for nobody.
+        """
+        bounds = self._looks.setdefault(queue, _Look()).usable_bounds
+        asked = self._asked(_looking(queue, bounds, wide=False, deep=False))
+        return ClaimRequest(queue, _SQL["claim_next"], asked, time.monotonic(), bool(bounds))
+
+    def received(self, request: ClaimRequest, row: Mapping[str, Any] | None) -> ClaimedRun | None:
+        """What ``request`` took, once its transaction has committed."""
+        taken, seen = self._taken(row, request.parameters, request.asked_at), _Seen.of(row)
+        self._note(request.queue, taken, seen)
+        if not request.is_bounded:
+            self._looks[request.queue].paid(seen.seconds)
+        return taken
+
+    def settle(self, link: Link, request: ClaimRequest) -> ClaimedRun | None:
+        """What ``request`` took where its COMMIT got no answer (R-R7). Raises psycopg.Error."""
+        return self._taken(
+            self._settle(link, request.parameters), request.parameters, request.asked_at
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """A claim to be made; its parameters hold the token."""
+
+    queue: str
+    statement: LiteralString = field(repr=False)
+    parameters: Mapping[str, Any] = field(repr=False)
+    asked_at: float
+    is_bounded: bool
+
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
     near: int = 0
     candidates: int = 0
     seconds: float = 0.0
-    place: tuple[datetime, datetime, UUID] | None = None
+    place: Place | None = None
 
     @classmethod
     def of(cls, found: Mapping[str, Any] | None) -> _Seen:
@@ -253,6 +292,21 @@ class _Seen:
         if found["id"] is not None:
             place = (found["available_at"], found["created_at"], found["id"])
         return cls(found["near"], found["candidates"], found["seconds"], place)
+
+
+def _looking(queue: str, bounds: Mapping[int, Place], *, wide: bool, deep: bool) -> dict[str, Any]:
+    places = [bounds.get(priority) for priority in PRIORITIES]
+    return {
+        "queue": queue,
+        "priorities": list(PRIORITIES),
+        "after_available_at": [place[0].isoformat() if place else "-infinity" for place in places],
+        "after_created_at": [place[1].isoformat() if place else "-infinity" for place in places],
+        "after_id": [place[2] if place else UUID(int=0) for place in places],
+        "wide": wide,
+        "deep": deep,
+        "window": DEEP_WINDOW if deep else WINDOW,
+        "tries": DEEP_WINDOW if deep else TRIES,
+    }
 
 
 def _claimed(found: Mapping[str, Any], asked: Mapping[str, Any], asked_at: float) -> ClaimedRun:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import psycopg
 
-from db import settings
+from db import session, settings
 from db.envelopes import EnvelopeError
 from db.failures import is_connection_lost
 from db.keyring import Keyring, KeyringError
@@ -37,6 +37,8 @@ from dispatch.runlog import RunLog
 
 CLAIM_PATIENCE_SECONDS = 10.0
 """How long a claim may take to be answered; a directed one waits a second for each lock."""
+SHORT_RUN_SECONDS = 0.1
+"""A run that took less ends in one transaction with the slot's next claim, where it can."""
 LAST_FINISH_SECONDS = 5.0
 """How long after a drain has stopped its runs their ends are still tried to be recorded."""
 
@@ -107,9 +109,7 @@ class WorkerDispatchCoordinator:
         claimed = self._claim(run_id, queue)
         while claimed is not None:
             done.append(claimed.id)
-            finished = self._execute(claimed)
-            may_go_on = not self.is_draining and len(done) < self._slot_runs
-            claimed = self._next(queue, finished, claimed, may_go_on)
+            claimed = self._execute(claimed, queue if len(done) < self._slot_runs else None)
         if len(done) >= self._slot_runs and not self.is_draining:
             self._hand_on(queue)
         return done
@@ -121,7 +121,7 @@ class WorkerDispatchCoordinator:
         """
         claimed = None if self.is_draining else self._claims.directed(self._link, run_id)
         if claimed is not None:
-            self._next(claimed.queue, self._execute(claimed), claimed, may_go_on=False)
+            self._execute(claimed, None)
         return claimed is not None
 
     def drain(self, seconds: float | None = None, stop_grace: float | None = None) -> None:
@@ -193,20 +193,16 @@ class WorkerDispatchCoordinator:
             pause = min(2 * pause, 2.0)
         return None
 
-    def _next(
-        self, queue: str, finished: Finished | None, before: ClaimedRun, may_go_on: bool
-    ) -> ClaimedRun | None:
-        """The slot's next run; what the last one freed and this one does not take is offered."""
+    def _next(self, queue: str | None) -> ClaimedRun | None:
+        if queue is None or self.is_draining:
+            return None
         try:
-            following = self._claims.next(self._link, queue) if may_go_on else None
+            return self._claims.next(self._link, queue)
         except psycopg.Error as error:
             self._link.close()
             if not is_connection_lost(error):
                 raise
             return None
-        if finished is not None:
-            self._offer_freed(finished, before, following)
-        return following
 
     def _offer_freed(
         self, finished: Finished, before: ClaimedRun, following: ClaimedRun | None
@@ -239,16 +235,17 @@ class WorkerDispatchCoordinator:
 
     # Executing
 
-    def _execute(self, claimed: ClaimedRun) -> Finished | None:
+    def _execute(self, claimed: ClaimedRun, queue: str | None) -> ClaimedRun | None:
+        """Execute a run to its recorded end; the slot's next run of ``queue``, if it may go on."""
         self._emit_start(claimed)
         try:
             inputs = execution.open_inputs(claimed, self._keyring())
         except (EnvelopeError, KeyringError) as error:
-            return self._finish_unheld(claimed, execution.unreadable(claimed, error))
+            return self._end_unheld(claimed, execution.unreadable(claimed, error), queue)
         name = str(claimed.snapshot.get("handler"))
         handler = self._handler(name)
         if handler is None:
-            return self._finish_unheld(claimed, execution.unknown_handler(claimed, name))
+            return self._end_unheld(claimed, execution.unknown_handler(claimed, name), queue)
         log = RunLog()
         run = HeldRun(
             claimed=claimed,
@@ -261,46 +258,103 @@ class WorkerDispatchCoordinator:
         with secrets_known(inputs.secrets):
             self._keeper.hold(run)
             try:
-                return self._work(run, handler)
+                ending = self._work(run, handler)
+                return self._end(run, ending, queue)
             finally:
                 self._keeper.let_go(run)
 
-    def _work(self, run: HeldRun, handler: Handler) -> Finished | None:
+    def _work(self, run: HeldRun, handler: Handler) -> Ending | None:
         try:
-            ending = execution.perform(run, handler)
+            return execution.perform(run, handler)
         except (SystemExit, KeyboardInterrupt):
             # The process is told to end in the midst of the work: what a drain does, at once.
             self.drain(0.0)
             run.context.stop("worker_shutdown")
-            self._finish(run, execution.stopped_by(run, "worker_shutdown"))
+            self._end(run, execution.stopped_by(run, "worker_shutdown"), None)
             raise
-        return self._finish(run, ending)
+        finally:
+            run.work_ended = True
 
-    def _finish(self, run: HeldRun, ending: Ending | None) -> Finished | None:
-        run.work_ended = True
+    def _end(self, run: HeldRun, ending: Ending | None, queue: str | None) -> ClaimedRun | None:
+        """Record the end of a run's work, and go on."""
         if ending is None:
             logger.warning("run %s was fenced: nothing of it is recorded", run.id)
-            return None
+            return self._next(queue)
+        is_uncertain, following = False, None
+        if queue is not None and self._is_short(run):
+            ended, is_uncertain, following = self._end_and_claim(run, ending, queue)
+            if ended is not None:
+                self._finalization.announce(ended)
+                following = following or self._next(queue)
+                self._offer_freed(ended, run.claimed, following)
+                return following
         try:
-            try:
-                return self._record(run.claimed, ending, run.log)
-            except FinishRefused as error:
-                return self._record(run.claimed, execution.refused(run, error), run.log)
-        except FinishLost as error:
-            logger.error("%s; its lease is left to expire", error)
-            return None
+            finished = self._record(run.claimed, ending, run.log, is_uncertain)
+        except FinishRefused as error:
+            finished = self._record(run.claimed, execution.refused(run, error), run.log)
+        following = following or self._next(queue)
+        if finished is not None:
+            self._offer_freed(finished, run.claimed, following)
+        return following
 
-    def _finish_unheld(self, claimed: ClaimedRun, ending: Ending) -> Finished | None:
-        try:
-            return self._record(claimed, ending, None)
-        except FinishLost as error:
-            logger.error("%s; its lease is left to expire", error)
-            return None
+    def _end_unheld(
+        self, claimed: ClaimedRun, ending: Ending, queue: str | None
+    ) -> ClaimedRun | None:
+        finished = self._record(claimed, ending, None)
+        following = self._next(queue)
+        if finished is not None:
+            self._offer_freed(finished, claimed, following)
+        return following
 
-    def _record(self, claimed: ClaimedRun, ending: Ending, log: RunLog | None) -> Finished | None:
-        finished = self._finalization.finish(
-            self._link, claimed, ending, log=log, gives_up=self._is_past_drain
+    def _is_short(self, run: HeldRun) -> bool:
+        return (
+            time.monotonic() - run.began < SHORT_RUN_SECONDS
+            and not run.claimed.has_chain
+            and run.log.pending() is None
+            and not self.is_draining
+            and not session.is_pooled()
         )
+
+    def _end_and_claim(
+        self, run: HeldRun, ending: Ending, queue: str
+    ) -> tuple[Finished | None, bool, ClaimedRun | None]:
+        """End a short run and claim the next in one transaction: both, or neither, or unknown.
+
+        The end, if it was recorded; whether that is uncertain; and the next run.
+        """
+        request = self._claims.request(queue)
+        try:
+            finished, row = self._finalization.finish_and_claim(
+                self._link, run.claimed, ending, request
+            )
+        except FinishRefused:
+            return None, False, None
+        except psycopg.Error as error:
+            if not is_connection_lost(error):
+                return None, False, None
+            self._link.close()
+            try:
+                return None, True, self._claims.settle(self._link, request)
+            except psycopg.Error:
+                self._link.close()
+                return None, True, None
+        return finished, False, self._claims.received(request, row)
+
+    def _record(
+        self, claimed: ClaimedRun, ending: Ending, log: RunLog | None, is_uncertain: bool = False
+    ) -> Finished | None:
+        try:
+            finished = self._finalization.finish(
+                self._link,
+                claimed,
+                ending,
+                log=log,
+                gives_up=self._is_past_drain,
+                is_uncertain=is_uncertain,
+            )
+        except FinishLost as error:
+            logger.error("%s; its lease is left to expire", error)
+            return None
         if finished is None:
             logger.warning("run %s was fenced: its end is not recorded", claimed.id)
         else:

@@ -16,7 +16,7 @@ from db.failures import first_line, is_connection_lost
 from db.link import Link
 from dispatch import offers
 from dispatch.chains import enqueue_next_of_chain
-from dispatch.claims import ClaimedRun
+from dispatch.claims import ClaimedRun, ClaimRequest
 from dispatch.context import Outcome, Progress
 from dispatch.errors import ClaimcheckError, InvalidParameters, TriggerBusy
 from dispatch.leases import log_parameters, log_statement, progress_parameters
@@ -224,24 +224,20 @@ class RunFinalizationService:
         *,
         log: RunLog | None = None,
         gives_up: Callable[[], bool] = lambda: False,
+        is_uncertain: bool = False,
     ) -> Finished | None:
         """Record ``ending`` under the run's token; None means FENCED: nothing was written (R-F1).
 
         The state, counters, watermark, audit record, log and the next attempt commit together
         (R-F2). While the database is away it is repeated for `patience` seconds or until
-        ``gives_up``; what became of an unanswered commit is read by the token (R-R7).
+        ``gives_up``; what became of an unanswered commit, also of one that came before
+        (``is_uncertain``), is read by the token (R-R7).
 
         Raises FinishRefused where a value does not fit, and FinishLost.
         """
-        asked = {
-            **ending.parameters(),
-            "run_id": claimed.id,
-            "token": claimed.token,
-            "actor": claimed.executor,
-        }
+        asked = _asked(claimed, ending)
         give_up_at = time.monotonic() + self._patience
         pause = 0.05
-        is_uncertain = False
         while True:
             try:
                 finished = self._write(link, claimed, asked, log)
@@ -269,6 +265,23 @@ class RunFinalizationService:
                 raise FinishLost(f"the end of run {claimed.id} may not be recorded")
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
+
+    def finish_and_claim(
+        self, link: Link, claimed: ClaimedRun, ending: Ending, request: ClaimRequest
+    ) -> tuple[Finished | None, Mapping[str, Any] | None]:
+        """Record ``ending`` and make the slot's next claim, in one transaction and round trip.
+
+        For short runs without a log or chain, whose cost it halves. A run that turns out to have a
+        chain is answered by None, as one that is fenced is: `finish` tells them apart. Raises
+        psycopg.Error, after which `finish` does it alone, and FinishRefused.
+        """
+        asked = {**_asked(claimed, ending), "in_transaction": False}
+        row, taken = link.rows_of_both(
+            (_SQL["finish"], asked), (request.statement, request.parameters)
+        )
+        if row is None or row["id"] is None:
+            return None, taken
+        return Finished.of(row, _next_attempt(row, asked)), taken
 
     def announce(self, finished: Finished) -> None:
         """Tell of a recorded end: the wake-ups of what it created, then its event."""
@@ -327,6 +340,15 @@ class RunFinalizationService:
             return None  # the lease ran out meanwhile, and the run was recovered
         # Its wake-ups may have gone with the answer; one too many is only a hint.
         return Finished.of(row, _next_attempt(row, {"delay": ending.delay}))
+
+
+def _asked(claimed: ClaimedRun, ending: Ending) -> dict[str, Any]:
+    return {
+        **ending.parameters(),
+        "run_id": claimed.id,
+        "token": claimed.token,
+        "actor": claimed.executor,
+    }
 
 
 def freed_parameters(finished: Finished, *, turn: bool, slot: bool) -> dict[str, Any]:

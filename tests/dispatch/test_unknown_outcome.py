@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from run_support import Recorder, Rows, in_thread, new_job, run
@@ -28,6 +29,11 @@ def cutter(database: str, rows: Rows, configure: Callable[..., Any]) -> Iterator
         session.dispose()
 
 
+def executes(data: bytes) -> bool:
+    """Whether a prepared statement is executed: the message Bind."""
+    return data[:1] == b"B"
+
+
 def sends(*parts: bytes) -> Callable[[bytes], bool]:
     return lambda data: all(part in data for part in parts)
 
@@ -37,8 +43,8 @@ def test_a_claim_is_looked_up_by_its_token(rows: Rows, cutter: Proxy, answered: 
     run_id = new_run(rows, new_job(rows, "orders"))
     claimer = Claimer()
     try:
-        claimer.link.get()
-        cutter.cut_when(sends(b"update job_run u set"), answered=answered)
+        assert claimer.directed(uuid4()) is None  # the statement is prepared now
+        cutter.cut_when(executes, answered=answered)
         held = claimer.directed(run_id)
         assert cutter.cuts == 1
         found = run(rows, run_id)
