@@ -72,6 +72,7 @@ class Callers:
 
     def _call(self, client: Client, chance: random.Random) -> None:
         deeds = [(self._trigger, 10), (self._enqueue, 3), (self._cancel, 3), (self._retry, 2),
+                 (self._chain, 2), (self._get, 2),
                  (self._edit, 1), (self._switch, 1)]  # fmt: skip
         while not self._stop.wait(self._pause * chance.uniform(0.5, 1.5)):
             [deed] = chance.choices(*zip(*deeds, strict=True))
@@ -139,6 +140,23 @@ class Callers:
             with self._lock:
                 kept = self.accepted.runs if answer["committed"] else self.accepted.rolled_back
                 kept.append(answer["id"])
+
+    def _chain(self, client: Client, chance: random.Random) -> None:
+        steps = [self._params(chance, TURNS) for _ in range(chance.randint(2, 4))]
+        answer = self._ask(client, "chain", job="work", steps=steps)
+        if answer is not None:
+            with self._lock:
+                self.accepted.chains.append(answer["ids"])
+                self.accepted.runs.append(answer["ids"][0])
+
+    def _get(self, client: Client, chance: random.Random) -> None:
+        run = self._some_run(chance, 8)
+        if run is None:
+            return
+        answer = self._ask(client, "get", run=run, timeout=chance.uniform(0, 5))
+        if answer is not None:
+            with self._lock:
+                self.accepted.results.append((run, answer["told"]))
 
     def _some_run(self, chance: random.Random, newest: int) -> str | None:
         with self._lock:

@@ -8,12 +8,17 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from support.proxy import proxy
+
 from scenarios import clocks
 from scenarios import fleet as fleets
+from scenarios.breaking_processes import ProcessBreaker
+from scenarios.breaking_servers import ServerBreaker
 from scenarios.callers import Callers
 from scenarios.damage import Damage
 from scenarios.fleet import Fleet
@@ -66,19 +71,18 @@ def chaos(
     pause: tuple[float, float] = (0.5, 3.0),
 ) -> None:
     """Raises AssertionError with everything that did not hold."""
-    with Fleet(keep=logs) as fleet:
+    with Fleet(keep=logs) as fleet, ExitStack() as stack:
         prepare(fleet)
-        fleet.worker("prefork", concurrency=3, ready=False)
+        way = stack.enter_context(proxy(("127.0.0.1", fleet.postgres.port)))
+        url = fleet.environment["DATABASE_URL"]
+        through = url.replace(str(fleet.postgres.port), str(way.port))
+        fleet.worker("prefork", concurrency=3, ready=False, DATABASE_URL=through)
         # Only the database's clock may decide (R-L2).
-        fleet.worker(
-            "threads",
-            pool="threads",
-            concurrency=2,
-            ready=False,
-            **clocks.wrong(-3600, fleet.folder),
-        )
+        behind = clocks.wrong(-3600, fleet.folder)
+        ahead = clocks.wrong(3600, fleet.folder)
+        fleet.worker("threads", pool="threads", concurrency=2, ready=False, **behind)
         fleet.beat("beat-1", ready=False)
-        fleet.beat("beat-2", ready=False, **clocks.wrong(3600, fleet.folder))
+        fleet.beat("beat-2", ready=False, **ahead)
         for member in fleet.members.values():
             member.await_ready()
         callers = Callers(fleet, count=2, seed=seed, pause=0.4)
@@ -87,10 +91,11 @@ def chaos(
         fleet.rows(WATCH_FENCES, database="sink")
         writers = Writers(fleet)
         damage = Damage(fleet, seed)
+        deeds = [*ProcessBreaker(damage).deeds, *ServerBreaker(damage, way).deeds]
         fleet.tend()
         callers.start()
         try:
-            damage.go_on_for(minutes * 60, pause)
+            damage.go_on_for(minutes * 60, pause, deeds)
         finally:
             damage.repair()
             callers.stop()

@@ -12,11 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import psycopg
+from celery import canvas
+from celery.exceptions import TaskRevokedError, TimeoutError
 
 from db import settings
 from dispatch import catalog, datasources, jobs, jobschedules
 from dispatch.cancel import cancel as cancel_run
 from dispatch.retry import retry as retry_run
+from tasks import RunFailed
 from tasks import trigger as trigger_run
 from tasks.connectors import CONNECTORS
 from tasks.ports import PORTS
@@ -36,6 +39,24 @@ def enqueue(
         if not commit:
             connection.rollback()
     return {"id": result.id, "created": result.created, "committed": commit}
+
+
+def chain(job: str, steps: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """A stored chain of one job; the ids of its steps, the first first."""
+    result = canvas.chain(trigger_run.si(job, **step) for step in steps).apply_async()
+    ids = []
+    while result is not None:
+        ids.insert(0, result.id)
+        result = result.parent
+    return {"ids": ids}
+
+
+def get(run: str, timeout: float) -> dict[str, Any]:
+    """What the result's ``get`` returns, or the name of what it raises."""
+    try:
+        return {"told": trigger_run.AsyncResult(run).get(timeout=timeout)}
+    except (RunFailed, TaskRevokedError, TimeoutError) as error:
+        return {"told": type(error).__name__}
 
 
 def cancel(run: str) -> dict[str, Any]:
@@ -73,7 +94,7 @@ def schedule(name: str, enabled: bool) -> dict[str, Any]:
 
 DOES: Mapping[str, Callable[..., dict[str, Any]]] = {
     does.__name__: does
-    for does in (trigger, enqueue, cancel, retry, edit, switch, datasource, schedule)
+    for does in (trigger, enqueue, chain, get, cancel, retry, edit, switch, datasource, schedule)
 }
 
 

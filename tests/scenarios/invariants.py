@@ -154,6 +154,9 @@ class Accepted:
     rolled_back: list[str] = field(default_factory=list)
     by_key: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
     cancelled: list[str] = field(default_factory=list)
+    chains: list[list[str]] = field(default_factory=list)
+    results: list[tuple[str, Any]] = field(default_factory=list)
+    """What ``get`` returned or raised, by the run's id."""
 
 
 def breaches(fleet: Fleet, accepted: Accepted) -> list[str]:
@@ -205,10 +208,44 @@ def _of_callers(fleet: Fleet, accepted: Accepted) -> list[str]:
                where not exists (select from job_run n where n.previous_run_id = r.id)"""
         )
     }
+    for chain in accepted.chains:
+        for before, after in pairwise(chain):
+            end = ends.get(known.get(before, ""))
+            if (after in known) != (end == "SUCCEEDED"):
+                is_there = "is there" if after in known else "is missing"
+                found.append(f"step {after} of a chain {is_there}, after {before} ended as {end}")
+    found += _of_results(fleet, accepted, known, ends)
     for run in accepted.cancelled:
         if ends.get(known.get(run, "")) != "CANCELLED":
             end = ends.get(known.get(run, ""))
             found.append(f"an accepted cancel did not win (R-F4): {run} ended as {end}")
+    return found
+
+
+def _of_results(
+    fleet: Fleet, accepted: Accepted, known: Mapping[str, str], ends: Mapping[str, str]
+) -> list[str]:
+    """What a caller's ``get`` told is how the run's lineage stands in the end.
+
+    A FAILED run may have been retried by hand since.
+    """
+    results = {
+        str(row["root"]): row["result"]
+        for row in fleet.rows(
+            "select root_run_id as root, result from job_run where status = 'SUCCEEDED'"
+        )
+    }
+    found = []
+    for run, told in accepted.results:
+        root = known.get(run, "")
+        if told == "TaskRevokedError":
+            right = ends.get(root) == "CANCELLED"
+        elif isinstance(told, str):
+            right = told == "TimeoutError" or told == "RunFailed"
+        else:
+            right = told == results.get(root)
+        if not right:
+            found.append(f"get of {run} told {told}, and it ended as {ends.get(root)}")
     return found
 
 
@@ -264,7 +301,9 @@ def _of_traces(fleet: Fleet) -> list[str]:
     """Code of an attempt had stopped when the next one of its lineage or its job began (R-L3).
 
     Where its process was frozen it may go on for a moment after that, to hear that it was fenced.
+    Code that heeds nothing is stopped with its process, and so not in a pool of threads.
     """
+    parents = {started.pid for member in fleet.members.values() for started in member.starts}
     frozen: dict[int, list[float]] = defaultdict(list)
     for event in fleet.events:
         for pid in event.get("thawed", ()):
@@ -274,6 +313,8 @@ def _of_traces(fleet: Fleet) -> list[str]:
     }
     groups: dict[str, list[ledger.Stretch]] = defaultdict(list)
     for stretch in ledger.stretches(fleet.trace):
+        if stretch.job == "deaf" and stretch.pid in parents:
+            continue
         groups[stretch.job if stretch.job in one_at_a_time else stretch.root].append(stretch)
     found = []
     for group in groups.values():
