@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -85,10 +85,36 @@ def _part(name: str) -> _Part:
     return _Part(name, Pause(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS))
 
 
-@dataclass(slots=True)
 class _Aside:
-    until: float
-    length: float
+    """Runs that a part could not work on, each left alone for a growing while (R-D9)."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until: dict[UUID, float] = {}
+        self._lengths: dict[UUID, float] = {}
+
+    def add(self, run_id: UUID) -> None:
+        length = min(
+            LONGEST_SET_ASIDE_SECONDS, self._lengths.get(run_id, SET_ASIDE_SECONDS / 2) * 2
+        )
+        self._lengths[run_id] = length
+        self._until[run_id] = self._clock() + length
+
+    def forget(self, run_ids: Iterable[UUID]) -> None:
+        for run_id in run_ids:
+            self._until.pop(run_id, None)
+            self._lengths.pop(run_id, None)
+
+    def resting(self) -> list[UUID]:
+        now = self._clock()
+        return [run_id for run_id, until in self._until.items() if until > now]
+
+    def back(self) -> set[UUID]:
+        """Those whose time is up."""
+        return set(self._until).difference(self.resting())
+
+    def next(self) -> list[float]:
+        return list(self._until.values())
 
 
 class Sweep:
@@ -109,11 +135,12 @@ class Sweep:
         self._leases = _part("leases")
         self._retention = _part("retention")
         self._queues: dict[str, _Part] = {}
-        self._aside: dict[UUID, _Aside] = {}
+        self._unrecovered = _Aside(clock)
+        self._unoffered = _Aside(clock)
 
     def next_deadline(self) -> float | None:
         """When something is to be done next, or None where nothing is known."""
-        times = [aside.until for aside in self._aside.values()]
+        times = self._unrecovered.next()
         for due, part in (
             (self.agenda.schedule, self._schedules),
             (self.agenda.lease, self._leases),
@@ -134,7 +161,6 @@ class Sweep:
         """
         if scopes:
             self._look(connection, scopes)
-        freed = [scope for scope in scopes if scope.frees_work]
         for part in (self._schedules, self._leases, self._retention, *self._queues.values()):
             part.moved = None
         self._recover()
@@ -148,17 +174,13 @@ class Sweep:
             # Known for a while: what is to be offered may be gone or blocked since.
             due = [queue for queue in self._due_queues() if not _covered(queue, scopes)]
             self._look(connection, [Scope(queue=queue, work=True) for queue in due])
-        self._offer(connection, freed)
+        self._offer(connection, scopes)
         acted |= any(part.moved is not None for part in self._queues.values())
         self._forget(connection, acted)
         return acted
 
     def _look(self, connection: psycopg.Connection[Any], scopes: Sequence[Scope]) -> None:
-        look(connection, self.agenda, scopes, set_aside=self._set_aside())
-
-    def _set_aside(self) -> list[UUID]:
-        now = self._clock()
-        return [run_id for run_id, aside in self._aside.items() if aside.until > now]
+        look(connection, self.agenda, scopes, set_aside=self._unrecovered.resting())
 
     def _note(self, part: _Part, due: float | None) -> None:
         """Set the part's pause by what is due after its attempt."""
@@ -178,19 +200,16 @@ class Sweep:
 
     def _recover(self) -> None:
         now = self._clock()
-        returned = [run_id for run_id, aside in self._aside.items() if aside.until <= now]
+        back = self._unrecovered.back()
 
         def recover() -> bool:
-            done = recovery.recover_expired(self._ports, set_aside=self._set_aside())
+            done = recovery.recover_expired(self._ports, set_aside=self._unrecovered.resting())
             for run_id in done.failed:
-                aside = self._aside.setdefault(run_id, _Aside(now, SET_ASIDE_SECONDS / 2))
-                aside.length = min(LONGEST_SET_ASIDE_SECONDS, aside.length * 2)
-                aside.until = self._clock() + aside.length
-            for run_id in set(returned).difference(done.failed):
-                del self._aside[run_id]
+                self._unrecovered.add(run_id)
+            self._unrecovered.forget(back.difference(done.failed))
             return bool(done.recovered or done.failed)
 
-        if self._leases.is_due(self.agenda.lease, now) or returned:
+        if self._leases.is_due(self.agenda.lease, now) or back:
             self._leases.attempt(recover, now)
 
     def _queue(self, queue: str) -> _Part:
@@ -207,8 +226,10 @@ class Sweep:
             if self._queue(queue).is_due(due, now)
         ]
 
-    def _offer(self, connection: psycopg.Connection[Any], freed: Sequence[Scope]) -> None:
+    def _offer(self, connection: psycopg.Connection[Any], scopes: Sequence[Scope]) -> None:
         now = self._clock()
+        freed = [scope for scope in scopes if scope.frees_work]
+        told = {scope.queue for scope in scopes}
         for queue in self.agenda.queues():
             part = self._queue(queue)
             due = self.agenda.of_queue(queue, now)
@@ -218,10 +239,10 @@ class Sweep:
                 for waiting in self.agenda.of_queue(queue, now, regardless=True)
                 if waiting not in due and any(scope.job in {None, waiting.job} for scope in freed)
             ]
-            if part.pause.until <= now and (due or again):
+            if (due or again) and (part.pause.until <= now or queue in told):
                 part.attempt(self._offering(connection, queue, due, again), now)
-                if part.moved:
-                    self._look(connection, [Scope(queue=queue, work=True)])
+                # Also where nothing moved: another beat may have been quicker.
+                self._look(connection, [Scope(queue=queue, work=True)])
                 self._note(part, self.agenda.queues().get(queue))
 
     def _offering(
@@ -232,9 +253,21 @@ class Sweep:
         again: Sequence[Waiting],
     ) -> Callable[[], bool]:
         def offer() -> bool:
-            count = offers.offer_waiting(self._ports, connection, queue, due)
-            count += offers.offer_waiting(self._ports, connection, queue, again, regardless=True)
-            return count > 0
+            published = 0
+            for waiting, regardless in ((due, False), (again, True)):
+                done = offers.offer_waiting(
+                    self._ports,
+                    connection,
+                    queue,
+                    waiting,
+                    regardless=regardless,
+                    set_aside=self._unoffered.resting(),
+                )
+                published += done.published
+                for run_id in done.failed:
+                    self._unoffered.add(run_id)
+            self._unoffered.forget(self._unoffered.back())
+            return published > 0
 
         return offer
 

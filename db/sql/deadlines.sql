@@ -100,39 +100,42 @@ union all
 select 'offer', offer.queue, offer.job_id, offer.job, offer.level, offer.room, offer.seconds
 from offer where offer.room > 0 or (offer.level = 0 and offer.seconds > 0);
 
--- name: mark_offered
--- Mark the runs that are to be offered now, and hand them back for publishing: of one queue, from
--- the given jobs and numbers of offers, the first in the order of claims (R-C3), at most as many as
--- the queue has room for (R-D5). Runs that someone holds locked are on their way already.
-with candidate as materialized (
-  select due.id
-  from unnest(%(jobs)s::uuid[], %(levels)s::integer[], %(rooms)s::bigint[])
-    as triple (job_id, level, room)
-  cross join lateral (
-    select r.id, r.priority, r.available_at, r.created_at
-    from job_run r
-    where r.status = 'PENDING' and r.queue = %(queue)s::text and r.job_id = triple.job_id
-      and least(r.offer_count, 14) = triple.level
-      and coalesce(r.offered_at, r.available_at) <= statement_timestamp() - make_interval(secs =>
-        case when triple.level = 0 or %(regardless)s::boolean then 0
-        else least(%(grace_cap)s::float8, %(grace)s::float8 * 2 ^ (triple.level - 1)) end)
-      and r.available_at <= statement_timestamp()
-    order by coalesce(r.offered_at, r.available_at)
-    limit least(triple.room, %(room)s::bigint)
-  ) due
-  order by due.priority desc, due.available_at, due.created_at, due.id
-  limit %(room)s::bigint
-), locked as materialized (
-  select r.id
+-- name: offer_candidates
+-- The runs of one queue that are to be offered now: from the given jobs and numbers of offers, the
+-- first in the order of claims (R-C3), at most as many as the queue has room for (R-D5).
+select due.id, due.queue, due.priority, due.offer_count
+from unnest(%(jobs)s::uuid[], %(levels)s::integer[], %(rooms)s::bigint[])
+  as triple (job_id, level, room)
+cross join lateral (
+  select r.id, r.queue, r.priority, r.available_at, r.created_at, r.offer_count
   from job_run r
-  where r.id = any(array(select candidate.id from candidate))
-    and r.lease_token is null and r.finished_at is null
+  where r.status = 'PENDING' and r.queue = %(queue)s::text and r.job_id = triple.job_id
+    and least(r.offer_count, 14) = triple.level
+    and coalesce(r.offered_at, r.available_at) <= statement_timestamp() - make_interval(secs =>
+      case when triple.level = 0 or %(regardless)s::boolean then 0
+      else least(%(grace_cap)s::float8, %(grace)s::float8 * 2 ^ (triple.level - 1)) end)
+    and r.available_at <= statement_timestamp()
+    and r.id <> all(%(set_aside)s::uuid[])
+  order by coalesce(r.offered_at, r.available_at)
+  limit least(triple.room, %(room)s::bigint)
+) due
+order by due.priority desc, due.available_at, due.created_at, due.id
+limit %(room)s::bigint;
+
+-- name: mark_offered
+-- Mark candidates as offered, before they are published. One that another beat has marked since, or
+-- that someone holds locked, is on its way already.
+with locked as materialized (
+  select r.id
+  from unnest(%(run_ids)s::uuid[], %(offer_counts)s::integer[]) as candidate (id, offer_count)
+  join job_run r on r.id = candidate.id
+  where r.lease_token is null and r.finished_at is null and r.offer_count = candidate.offer_count
   for no key update of r skip locked
 )
 update job_run u
 set offered_at = clock_timestamp(), offer_count = u.offer_count + 1
 where u.id = any(array(select locked.id from locked))
-returning u.id, u.queue, u.priority, u.available_at, u.created_at;
+returning u.id;
 
 -- name: unmark_offered
 -- The broker took none of these: the attempt does not count, so that the grace does not grow while

@@ -64,6 +64,18 @@ def waiting_runs(rows: Rows, count: int, job: str = "orders") -> list[UUID]:
     return [row["id"] for row in found]
 
 
+def break_row(rows: Rows, run_id: UUID) -> None:
+    """Let every update of this run fail, until the trigger ``broken`` is dropped."""
+    rows(
+        """create function refuse() returns trigger language plpgsql as $$
+           begin raise exception 'this row is broken'; end $$"""
+    )
+    rows(
+        f"""create trigger broken before update on job_run for each row
+            when (old.id = '{run_id}') execute function refuse()"""
+    )
+
+
 def next_in(swept: Sweep, clock: Clock) -> float | None:
     due = swept.next_deadline()
     return None if due is None else due - clock()
@@ -349,14 +361,7 @@ def test_a_run_that_cannot_be_recovered_is_set_aside_and_the_rest_goes_on__R_D9(
     bad, good = (submit(recorder.ports, "orders").run_id for _ in range(2))
     claim(rows, bad, lease=-5)
     claim(rows, good, lease=-1)
-    rows(
-        """create function refuse() returns trigger language plpgsql as $$
-           begin raise exception 'this row is broken'; end $$"""
-    )
-    rows(
-        f"""create trigger broken before update on job_run for each row
-            when (old.id = '{bad}') execute function refuse()"""
-    )
+    break_row(rows, bad)
     do(swept)
     assert run(rows, good)["status"] == "RETRY_SCHEDULED"
     assert run(rows, bad)["status"] == "RUNNING"
@@ -374,6 +379,46 @@ def test_a_run_that_cannot_be_recovered_is_set_aside_and_the_rest_goes_on__R_D9(
     clock.ahead += 30
     later(swept)
     assert run(rows, bad)["status"] == "RETRY_SCHEDULED"
+
+
+def test_a_run_that_cannot_be_offered_is_set_aside_and_the_rest_goes_on__R_D9(
+    swept: Sweep,
+    rows: Rows,
+    recorder: Recorder,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    new_job(rows, "orders", "allow")
+    stored = waiting_runs(rows, 4)
+    break_row(rows, stored[1])
+    do(swept)
+    assert recorder.take() == [stored[0], *stored[2:]]
+    assert f"run {stored[1]} cannot be offered" in caplog.text
+    caplog.clear()
+    # What is told of meanwhile does not wait for it, and it is not reported again and again.
+    [another] = waiting_runs(rows, 1)
+    do(swept, Scope(queue="runs", work=True))
+    assert recorder.take() == [another]
+    assert caplog.text == ""
+    rows("drop trigger broken on job_run")
+    clock.ahead += 15
+    later(swept)
+    assert recorder.take() == [stored[1]]
+
+
+def test_two_beats_that_sweep_in_turn_do_not_slow_each_other_down__R_D1(
+    swept: Sweep, rows: Rows, recorder: Recorder, clock: Clock
+) -> None:
+    new_job(rows, "orders", "allow")
+    other = Sweep(recorder.ports, clock=clock)
+    for _ in range(3):
+        [run_id] = waiting_runs(rows, 1)
+        other._look(swept.connection, [EVERYTHING])  # type: ignore[attr-defined]
+        do(swept)
+        # The other one knows of the same run and comes too late.
+        assert other.run(swept.connection) is False  # type: ignore[attr-defined]
+        assert recorder.take() == [run_id]
+        assert (next_in(other, clock) or 0) > 5
 
 
 def test_a_due_schedule_that_another_holds_is_no_busy_loop__R_D9(
