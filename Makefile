@@ -18,7 +18,8 @@ $(VENV)/.installed: pyproject.toml
 	  { echo "Python 3.11 or newer is needed, and $(PYTHON) is older. Name another: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "$(PYTHON) cannot make a virtual environment. On Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
-	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@echo "Installing into $(VENV); the first time this takes a minute or two."
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 demo: setup ## Replicate real data from one database to another and show it

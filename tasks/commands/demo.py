@@ -73,9 +73,11 @@ def demo(ctx: click.Context, keep_running: bool) -> None:
         step(console, "Define two datasources and two jobs")
         command(console, "apply", os.path.relpath(EXAMPLES / "flights.yaml"), env=environment)
         step(console, "Start a worker and a beat")
-        with (
-            background(console, home, "worker", "--loglevel=INFO", "--concurrency=2"),
-            background(console, home, "beat", "--loglevel=INFO"),
+        with background(
+            console,
+            home,
+            ("worker", "--loglevel=INFO", "--concurrency=2"),
+            ("beat", "--loglevel=INFO"),
         ):
             runs = [trigger_and_watch(console, job) for job in JOBS]
             same = compare(console, databases, runs)
@@ -212,32 +214,35 @@ def progress_bar(console: Console) -> Progress:
 
 
 @contextmanager
-def background(console: Console, home: Path, *words: str) -> Iterator[None]:
-    """Run `celery -A tasks WORDS` until the block ends, its output in the state folder."""
+def background(console: Console, home: Path, *commands: tuple[str, ...]) -> Iterator[None]:
+    """Run each `celery -A tasks WORDS` until the block ends, their output in the state folder."""
     folder = home / "demo"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{words[0]}.log"
-    console.print(
-        f"  [dim]$[/] celery -A tasks {' '.join(words)} [dim]> {os.path.relpath(path)} &[/]",
-        highlight=False,
-        soft_wrap=True,
-    )
-    with path.open("wb") as log:
-        process = subprocess.Popen(
-            [*CELERY, *words], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    running: dict[Path, subprocess.Popen[bytes]] = {}
     try:
+        for words in commands:
+            path = folder / f"{words[0]}.log"
+            shown = f"celery -A tasks {' '.join(words)} [dim]> {os.path.relpath(path)} &[/]"
+            console.print(f"  [dim]$[/] {shown}", highlight=False, soft_wrap=True)
+            with path.open("wb") as log:
+                running[path] = subprocess.Popen(
+                    [*CELERY, *words], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                )
         yield
-        if process.poll() is not None:
-            raise DemoFailed(f"the {words[0]} ended early; see {os.path.relpath(path)}")
+        for path, process in running.items():
+            if process.poll() is not None:
+                raise DemoFailed(f"the {path.stem} ended early; see {os.path.relpath(path)}")
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=settings.settings().shutdown_seconds + 15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        step(console, "Stop the worker and the beat")
+        for process in running.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in running.values():
+            try:
+                process.wait(timeout=settings.settings().shutdown_seconds + 15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def trigger_and_watch(console: Console, job: str) -> dict[str, Any]:
@@ -312,15 +317,15 @@ def look_around(console: Console, runs: list[dict[str, Any]]) -> None:
     prefix = "" if os.environ.get("VIRTUAL_ENV") else ".venv/bin/"
     lines = {
         "run list": "what ran",
-        f"run show {runs[0]['id']}": "one run: inputs, holder, times, counters",
+        f"run show {runs[0]['id'][:8]}": "one run: inputs, holder, times",
         "audit list": "who did what",
         "job show flights": "the job as it is defined",
-        "run trigger late-departures --wait": "run it again (start a worker first)",
         "worker": "start a worker, and in other windows:",
-        "beat": "the clock of schedules, retries and recovery",
-        "flower": "the runs in a browser, on http://localhost:5555",
+        "beat": "the clock of schedules and retries",
+        "run trigger late-departures --wait": "run it again",
+        "flower": "the runs, on http://localhost:5555",
     }
-    width = max(map(len, lines)) + len(prefix) + 20
+    width = max(map(len, lines)) + len(prefix) + 18
     console.print("\nLook around:")
     for words, meaning in lines.items():
         shown = f"{prefix}celery -A tasks {words}"
