@@ -137,7 +137,8 @@ class _Sender:
             self._sending = True
             try:
                 while self._waiting:
-                    self._send(min(BATCH, len(self._waiting)))
+                    count = min(BATCH, len(self._waiting))
+                    self._send([self._waiting.popleft() for _ in range(count)])
             except Exception:
                 self._disconnect()
                 self._waiting.clear()
@@ -145,7 +146,18 @@ class _Sender:
                 time.sleep(_REST_SECONDS)
             self._sending = False
 
-    def _send(self, count: int) -> None:
+    def _send(self, events: list[tuple[str, dict[str, Any]]]) -> None:
+        is_new = self._dispatcher is None
+        try:
+            self._transmit(events)
+        except Exception:
+            if is_new:
+                raise
+            # The connection is from before an outage, of which nothing told.
+            self._disconnect()
+            self._transmit(events)
+
+    def _transmit(self, events: list[tuple[str, dict[str, Any]]]) -> None:
         if self._dispatcher is None:
             self._connection = app.connection_for_write()
             self._dispatcher = app.events.Dispatcher(
@@ -153,10 +165,9 @@ class _Sender:
                 hostname=self.hostname or f"claimcheck@{socket.gethostname()}",
                 buffer_while_offline=False,
                 buffer_group=frozenset({"task"}),
-                buffer_limit=BATCH,
+                buffer_limit=BATCH + 1,
             )
-        for _ in range(count):
-            type_, fields = self._waiting.popleft()
+        for type_, fields in events:
             self._dispatcher.send(type_, **fields)
         self._dispatcher.flush(errors=False)
 

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 from celery import chain, chord, group
 from celery.exceptions import TimeoutError
+from support import handlers
 
 from db import session
 from dispatch.errors import InvalidParameters, JobDisabled, UnknownJob
@@ -365,11 +366,7 @@ def test_mixed_canvas_is_refused_before_anything_is_stored_or_sent(
     trigger: Any, celery_app: Any, job: Any, rows: Any, own_redis: Any
 ) -> None:
     job("noop")
-
-    @celery_app.task(name="test.add")
-    def add(x: int, y: int) -> int:
-        return x + y
-
+    add = handlers.add
     a, b = trigger.si("noop"), trigger.si("noop")
     calls = {
         "other task after a trigger": lambda: chain(a, add.si(1, 1)).apply_async(),
@@ -402,11 +399,7 @@ def test_group_may_mix_triggers_and_ordinary_tasks(
     trigger: Any, celery_app: Any, job: Any, rows: Any, own_redis: Any
 ) -> None:
     job("noop")
-
-    @celery_app.task(name="test.other")
-    def other() -> None: ...
-
-    results = group(trigger.s("noop"), other.s()).apply_async()
+    results = group(trigger.s("noop"), handlers.add.s(1, 1)).apply_async()
     assert len(rows("select from job_run")) == 1
     assert len(wake_ups(own_redis)) == 2
     assert [result.state for result in results] == ["PENDING", "PENDING"]
