@@ -27,6 +27,8 @@ logger = logging.getLogger("claimcheck.beat")
 
 QUIET_SECONDS = 1.0
 """After so long without a notification the next one is acted on at once, others wait as long."""
+PATIENCE_SECONDS = 10.0
+"""How long a look waits for an answer; a server that hangs is then left and tried again."""
 FIRST_RETRY_SECONDS = 0.1
 LONGEST_RETRY_SECONDS = 5.0
 APPLICATION_NAME = f"claimcheck-beat@{socket.gethostname()}"[:63]  # as long as a name may be
@@ -131,7 +133,7 @@ class Watch:
     # --- the connection -----------------------------------------------------------------------
 
     def _connect(self) -> None:
-        connection = session.connect_direct(APPLICATION_NAME)
+        connection = session.connect_direct(APPLICATION_NAME, patience=PATIENCE_SECONDS)
         try:
             # Planned anew each time: a plan that was made while nothing waited suits no backlog.
             connection.prepare_threshold = None

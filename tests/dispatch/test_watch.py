@@ -15,11 +15,13 @@ import psycopg
 import pytest
 from psycopg import sql
 from run_support import Recorder, Rows, claim, new_job, run
+from support.proxy import before_database
 from support.waiting import until
 from test_deadlines import set_up_schedule
 
 from db import session
 from dispatch import sweep as sweeping
+from dispatch import watch as watching
 from dispatch.deadlines import Scope
 from dispatch.enqueue import enqueue, submit
 from dispatch.watch import APPLICATION_NAME, Watch
@@ -311,6 +313,36 @@ def test_a_database_that_goes_and_comes_back_needs_no_restart__R_D6(
         server.execute(sql.SQL("alter database {} allow_connections true").format(database))
     until("the run", lambda: rows("select id from job_run"), 10)
     assert "is back" in caplog.text
+
+
+def test_a_server_that_hangs_is_left_and_found_again__R_D6(
+    rows: Rows,
+    recorder: Recorder,
+    configure: Callable[..., Any],
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
+) -> None:
+    monkeypatch.setattr(watching, "PATIENCE_SECONDS", 0.5)
+    new_job(rows, "orders")
+    with before_database(database) as (between, through):
+        configure(
+            DATABASE_URL=through, REDIS_URL="redis://127.0.0.1:1/0", CLAIMCHECK_SWEEP_SECONDS=1
+        )
+        session.dispose()
+        made = Beat(recorder)
+        made.start()
+        try:
+            until("the beat to look", lambda: made.sweeps)
+            between.hang()
+            rows("insert into job_run (job_id) select id from job")
+            until("the beat to notice", lambda: "is away" in caplog.text)
+            between.cut()
+            between.resume()
+            until("the offer", lambda: recorder.offered, 20)
+        finally:
+            between.resume()
+            made.stop()
 
 
 def test_a_silent_connection_is_noticed_by_keepalives__R_D6(rows: Rows) -> None:
