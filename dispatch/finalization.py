@@ -296,7 +296,7 @@ class RunFinalizationService:
         """
         row = link.row(_SQL["offer_freed"], freed_parameters(finished, turn=turn, slot=slot))
         if row is not None:
-            self._ports.offer([Offer(row["id"], row["queue"], row["priority"])])
+            offers.publish(self._ports, [Offer(row["id"], row["queue"], row["priority"])])
 
     def _write(
         self, link: Link, claimed: ClaimedRun, asked: Mapping[str, Any], log: RunLog | None

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from db import keyring, settings
 from db.keyring import Keyring, KeyringError
-from dispatch import enqueue, offers
+from dispatch import children, enqueue, offers
 from dispatch.coordinator import WorkerDispatchCoordinator
 from dispatch.enqueue import RunHandle
 from dispatch.ports import Capacity, Ports
@@ -114,6 +114,7 @@ class _Process:
             PORTS,
             executor=identity.executor,
             keyring=Keys(),
+            spawn=children.spawner(PORTS),
             on_stuck=_end_this_process if identity.is_child() else None,
         )
         bells.listen(self._drain)

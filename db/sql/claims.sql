@@ -2,8 +2,9 @@
 -- Take the named run or nothing, and prepare it, in one statement (R-C1, R-C4, R-C5).
 -- Locks the run, then its job, then both datasources in ascending order of their ids; it waits a
 -- second for an edit of those, and one that commits meanwhile is seen, since each locked row is
--- read and checked again (R-C4). "PENDING" is spelt as unclaimed and unfinished: the status would
--- let the planner leave the primary key for a partial index.
+-- read and checked again (R-C4). The run's lock lets the share lock of a foreign key pass, so that
+-- an alias or a key that is stored for the run meanwhile does not hide it. "PENDING" is spelt as
+-- unclaimed and unfinished: the status would let the planner leave the primary key.
 with patience as materialized (
   select set_config('lock_timeout', '1s', true) as lock_timeout
 ), pick as materialized (
@@ -33,7 +34,7 @@ with patience as materialized (
     and (j.concurrency_key is null or k.max > (
       select count(*) from job_run x
       where x.slot_key = k.key and x.finished_at is null))
-  for update of r skip locked
+  for no key update of r skip locked
   for share of j, lo, hi
 ), claimed as (
   update job_run u set
@@ -209,7 +210,7 @@ with recursive patience as materialized (
   order by r.priority desc, r.available_at, r.created_at, r.id
   limit 1
   for share of j, lo, hi skip locked
-  for update of r skip locked
+  for no key update of r skip locked
 ), claimed as (
   update job_run u set
     status = 'RUNNING',

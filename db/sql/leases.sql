@@ -69,3 +69,10 @@ select r.id, r.lease_token, r.status, r.job_name, r.attempt, r.max_attempts, r.e
 from job_run r
 where r.id = %(run_id)s::uuid and r.finished_at is null and r.lease_until <= clock_timestamp()
 for no key update of r skip locked;
+
+-- name: still_held
+-- Whether the token still holds its run, for work that is stored on its behalf; the lock keeps a
+-- cancel or a recovery until that work commits (R-F1).
+select status from job_run
+where id = %(run_id)s::uuid and lease_token = %(token)s::uuid and finished_at is null
+for no key update;
