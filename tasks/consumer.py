@@ -12,10 +12,13 @@ from typing import Any
 from celery import signals
 from celery.worker.consumer import Consumer as CeleryConsumer
 
+from tasks import inspection
+
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 4.0
 
 logger = logging.getLogger("claimcheck.worker")
+inspection.register()
 
 
 class Consumer(CeleryConsumer):

@@ -17,7 +17,7 @@ from dispatch import enqueue
 from dispatch import retry as retrying
 from dispatch.durations import InvalidDuration, parse_duration
 from dispatch.lifecycle import JobRunStatus
-from tasks.commands import console, control, loglines, runs, values, watching
+from tasks.commands import console, control, loglines, runs, values, waits, watching
 from tasks.commands.console import Output, usage
 from tasks.ports import PORTS
 
@@ -73,6 +73,9 @@ def trigger(
         out.say(f"created run {handle.run_id}")
     else:
         out.say(f"handed back run {handle.run_id}, which is active or was triggered before")
+    held_up = waits.stored(handle.run_id)
+    if held_up is not None and (held_up.reasons or held_up.behind):
+        out.warn(str(held_up))
     if wait:
         return watching.watch(out, handle.run_id, extra={"created": handle.created})
     if out.as_json:

@@ -13,6 +13,7 @@ from db import session
 from db.runs import JobRunRepository, Run
 from dispatch.errors import UnknownRun
 from dispatch.lifecycle import JobRunStatus
+from tasks.commands import waits
 from tasks.commands.console import shown
 
 EXIT_STATUS = {
@@ -92,10 +93,11 @@ def with_lineage(run_id: UUID) -> dict[str, Any]:
         found = as_json(run)
         inputs = runs.claimed_inputs(run["id"])
         found["inputs"] = None if inputs is None else _inputs(inputs)
-        found["next"] = what_next(run, lineage)
         found["lineage"] = [as_json(attempt) for attempt in lineage]
         children = runs.children(run["id"])
         found["children"] = summed_up(children) if children else None
+    # Behind the transaction: it may have to ask the workers.
+    found["next"] = what_next(run, lineage)
     return found
 
 
@@ -103,9 +105,7 @@ def what_next(run: Run, lineage: Sequence[Run]) -> str:
     """What happens next with a run, in a sentence."""
     status = JobRunStatus(run["status"])
     if status is JobRunStatus.PENDING:
-        if run["available_at"] > datetime.now(UTC):
-            return f"it may start at {shown(run['available_at'])}"
-        return "it waits for a worker of its queue, or for its turn"
+        return waits.why(run["id"]) or "it was just taken: look again"
     if status is JobRunStatus.RUNNING:
         return f"it goes on; without a sign of life it is recovered at {shown(run['lease_until'])}"
     if status is JobRunStatus.CANCEL_REQUESTED:

@@ -22,11 +22,15 @@ from db import session
 from db.failures import is_connection_lost
 from db.runs import JobRunRepository, Run
 from dispatch.lifecycle import JobRunStatus
+from tasks.commands import waits
 from tasks.commands.console import Output
 from tasks.commands.runs import EXIT_STATUS, as_json, named, summed_up
 
 FIRST_NAP_SECONDS = 0.05
 LONGEST_NAP_SECONDS = 0.5
+WAIT_SECONDS = 5.0
+"""How long a run may wait before its watcher is told why; doubled each time."""
+LONGEST_WAIT_SECONDS = 60.0
 OUTAGE_SECONDS = 300.0
 """How long watching outlasts a control database that is away."""
 _ENDED = frozenset(EXIT_STATUS)
@@ -63,6 +67,7 @@ def _follow(out: Output, root: UUID, bar: Progress) -> tuple[Run, list[Run]]:
     nap = FIRST_NAP_SECONDS
     answered = time.monotonic()
     told: UUID | None = None
+    patience = _Patience(out)
     while True:
         try:
             with session.transaction() as connection:
@@ -80,10 +85,36 @@ def _follow(out: Output, root: UUID, bar: Progress) -> tuple[Run, list[Run]]:
                 out.say(f"attempt {last['attempt']}: {last['id']}", "yellow")
             told = last["id"]
             _show(bar, shown, last, children)
+            patience.look(last)
             if ended and all(child["status"] in _ENDED for child in children):
                 return last, children
         time.sleep(nap)
         nap = min(LONGEST_NAP_SECONDS, nap * 1.3)
+
+
+class _Patience:
+    """Tells why a run waits, once it has waited for a while, and again where that changes."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._told: str | None = None
+        self._again()
+
+    def _again(self, nap: float = WAIT_SECONDS) -> None:
+        self._nap = nap
+        self._due = time.monotonic() + nap
+
+    def look(self, last: Run) -> None:
+        if last["status"] != JobRunStatus.PENDING:
+            self._again()
+            return
+        if time.monotonic() < self._due:
+            return
+        text = waits.why(last["id"])
+        if text is not None and text != self._told:
+            self._out.warn(text)
+            self._told = text
+        self._again(min(LONGEST_WAIT_SECONDS, self._nap * 2))
 
 
 def _show(bar: Progress, shown: Any, last: Run, children: list[Run]) -> None:
