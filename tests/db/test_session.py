@@ -33,6 +33,13 @@ def setting(connection: psycopg.Connection[Any], name: str) -> str:
     return str(found[0])
 
 
+def end_session(other: psycopg.Connection[Any], pid: int) -> None:
+    """Have the server close a session, and wait until it has."""
+    query = "select 1 from pg_stat_activity where pid = %s"
+    other.execute("select pg_terminate_backend(%s)", [pid])
+    until("it to be gone", lambda: not other.execute(query, [pid]).fetchall())
+
+
 def test_a_session_has_deadlines_on_the_servers_side(database: str) -> None:
     with session.connect("a test") as connection:
         assert setting(connection, "statement_timeout") == "30s"
@@ -164,8 +171,10 @@ def test_a_link_keeps_the_planner_to_its_plans_and_opens_again(database: str) ->
     assert row is not None
     assert row["off"] == POINT_PLANS["enable_seqscan"]
     with psycopg.connect(database, autocommit=True) as other:
-        other.execute("select pg_terminate_backend(%s)", [row["pid"]])
-    until("another connection", lambda: link.row("select pg_backend_pid() as pid") != row, 5)
+        end_session(other, row["pid"])
+    again = link.row("select pg_backend_pid() as pid")
+    assert again is not None
+    assert again["pid"] != row["pid"]
     link.close()
     assert not link.is_open
 

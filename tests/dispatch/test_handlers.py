@@ -60,7 +60,7 @@ def test_a_module_that_cannot_be_imported_is_named(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "team_broken.py").write_text(text)
-    with pytest.raises(handlers.HandlerNotLoaded, match="CLAIMCHECK_HANDLERS: .*'team_broken'"):
+    with pytest.raises(handlers.HandlerNotLoaded, match=r"CLAIMCHECK_HANDLERS: .*'team_broken'"):
         handlers.load(["team_broken"])
 
 
