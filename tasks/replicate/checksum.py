@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from tasks.replicate.connector import (
     Source,
 )
 from tasks.replicate.ends import reading
+from tasks.replicate.guards import guarded
 
 _FRACTION = re.compile(r"(\.\d*?)0+(?=\D|$)")
 
@@ -39,8 +41,14 @@ class Checksum:
 
 
 def of_cells(batches: Iterable[Batch], columns: Sequence[ColumnPlan]) -> Checksum:
-    """The checksum of rows in the row lane, each cell in the canonical form of the sink's kind."""
-    kinds = [plan.sink.type.kind for plan in columns]
+    """The checksum of rows in the row lane, each cell in the one form of its kind.
+
+    The kind is the sink's; what the sink holds as text is compared as what it was at the source.
+    """
+    kinds = [
+        plan.source.type.kind if plan.sink.type.kind is Kind.TEXT else plan.sink.type.kind
+        for plan in columns
+    ]
     rows = first = second = 0
     for batch in batches:
         assert isinstance(batch.data, list)
@@ -76,7 +84,36 @@ def canonical(cell: Cell, kind: Kind) -> str:
     text = cell if isinstance(cell, str) else _number(cell)
     if kind in (Kind.TIME, Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
         return _moment(text, kind)
+    if kind is Kind.JSON:
+        return _document(text)
     return text.lower() if kind is Kind.UUID else text
+
+
+class _Literal(str):
+    """A number as it is written: 1.0 and 1.00 are two."""
+
+
+def _document(text: str) -> str:
+    """JSON without what means nothing: white space, and how a character is escaped.
+
+    Doubled keys, the order of keys and the digits of numbers stay.
+    """
+    try:
+        found = json.loads(text, object_pairs_hook=tuple, parse_float=_Literal, parse_int=_Literal)
+    except ValueError:
+        return text
+    return _written(found)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, _Literal):
+        return str(value)
+    if isinstance(value, tuple):
+        inside = (f"{json.dumps(key)}:{_written(item)}" for key, item in value)
+        return "{" + ",".join(inside) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_written, value)) + "]"
+    return json.dumps(value)
 
 
 def _number(cell: Cell) -> str:
@@ -137,7 +174,8 @@ def of_source(source: Source, request: ReadRequest, *, native: bool) -> Checksum
         else:
             return found
     with reading(source.read(request, Part(0), Lane.ROWS)) as batches:
-        return of_cells(batches, request.columns)
+        # A guard may hand on another form of the value, and that is what the sink has.
+        return of_cells(guarded(batches, request.columns), request.columns)
 
 
 def of_both(

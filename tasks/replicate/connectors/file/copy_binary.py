@@ -15,8 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.replicate.connector import Column, ColumnPlan, Kind
+from tasks.replicate.connector import Batch, Column, ColumnPlan, Kind
+from tasks.replicate.connectors.file import arrow_types
 from tasks.replicate.connectors.file.formats import BadFile
+from tasks.replicate.guards import guarded
 
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"
@@ -83,6 +85,8 @@ class Encoder:
         for column, encoder, plan in zip(
             record.columns, self._encoders, self._columns, strict=True
         ):
+            if plan.guards:
+                _guard(column, plan)
             try:
                 parts += encoder(column)
             except pa.ArrowException:
@@ -91,6 +95,17 @@ class Encoder:
                 ) from None
         joined = pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
         return _content(joined)
+
+
+def _guard(column: pa.Array, plan: ColumnPlan) -> None:
+    """Apply the plan's guards to the column's cells, but for a length that one look tells."""
+    if [guard.name for guard in plan.guards] == ["text"]:
+        (room,) = (guard.argument for guard in plan.guards)
+        if room is None or (pc.max(pc.utf8_length(column)).as_py() or 0) <= room:
+            return
+    rows = [(cell,) for cell in arrow_types.cells(column, plan.source.name)]
+    for _ in guarded([Batch(rows, len(rows), 0)], [plan]):
+        pass
 
 
 def _content(array: pa.Array) -> bytes:
@@ -217,14 +232,14 @@ def _numeric(array: pa.Array) -> list[pa.Array]:
     while len(groups) < count:
         groups.append(magnitude % np.uint64(10000))
         magnitude = magnitude // np.uint64(10000)
-    head = np.empty((len(array), 4), ">i2")
-    head[:, 0] = count
-    head[:, 1] = count - behind - 1
-    head[:, 2] = np.where(unscaled < 0, 0x4000, 0)
-    head[:, 3] = scale
-    digits = np.stack(groups[::-1], axis=1).astype(">i2") if groups else head[:, :0]
-    whole = np.ascontiguousarray(np.hstack([head, digits]))
-    return _with_length(whole.view(np.uint8).reshape(len(array), -1), array)
+    words = np.empty((len(array), 4 + count), ">i2")
+    words[:, 0] = count
+    words[:, 1] = count - behind - 1
+    words[:, 2] = np.where(unscaled < 0, 0x4000, 0)
+    words[:, 3] = scale
+    for place, group in enumerate(reversed(groups), start=4):
+        words[:, place] = group
+    return _with_length(words.view(np.uint8).reshape(len(array), -1), array)
 
 
 def _unscaled(array: pa.Array) -> Any:

@@ -14,6 +14,7 @@ from tasks.replicate.connector import (
     ColumnPlan,
     ColumnType,
     Fit,
+    Guard,
     Kind,
     Lane,
     ReadRequest,
@@ -30,7 +31,7 @@ from tasks.replicate.connectors.file.formats import (
 )
 from tasks.replicate.guards import guarded
 
-TEXT = ColumnType(Kind.TEXT, "csv text")
+TEXT = ColumnType(Kind.TEXT, "csv text", loose=True)
 
 
 class CSV(Format):
@@ -105,7 +106,7 @@ class CSV(Format):
         """The bytes as they are, once they are known to be well formed and to pass the guards."""
         data = csv_text.checked(chunk, self._dialect, path)
         rows = csv_text.count_records(chunk)
-        watched = [(i, plan) for i, plan in enumerate(columns) if plan.guards]
+        watched = [(i, plan) for i, plan in enumerate(columns) if _needed(plan)]
         if watched:
             self._guard(chunk, watched, len(columns), path)
         return Batch(data, rows, len(data))
@@ -152,8 +153,15 @@ class CSV(Format):
 
     def fit(self, source: Column, sink: Column, dialect: str) -> Fit:
         """Text holds everything; that it was a number or a truth value is not kept."""
-        lanes = frozenset({Lane.ROWS, Lane.COPY_CSV}) if self._dialect.plain else None
-        return Fit(lanes or frozenset({Lane.ROWS}))
+        lanes = {Lane.ROWS, Lane.COPY_CSV} if self._dialect.plain else {Lane.ROWS}
+        # Of a column that may hold anything, everything is made text by the one rule for that.
+        anything = source.type.loose and source.type.kind is Kind.TEXT
+        return Fit(frozenset(lanes), guards=(Guard("text"),) if anything else ())
+
+
+def _needed(plan: ColumnPlan) -> bool:
+    """Whether a text could fail the column's guards: that it be text never does."""
+    return any((guard.name, guard.argument) != ("text", None) for guard in plan.guards)
 
 
 class _CSVWriter(Writer):

@@ -144,12 +144,16 @@ def cell_of_text(text: Cell, kind: Kind) -> Cell:
     """The cell that a text stands for, where a column of that kind was written as text."""
     if not isinstance(text, str):
         return text
-    if kind is Kind.INTEGER:
-        return int(text)
-    if kind is Kind.FLOAT:
-        return float(text)
-    if kind is Kind.BOOLEAN:
-        return text in ("t", "true")
-    if kind is Kind.BYTES:
-        return bytes.fromhex(text[2:])
+    try:
+        if kind is Kind.INTEGER:
+            return int(text)
+        if kind is Kind.FLOAT:
+            return float(text)
+        if kind is Kind.BYTES and text.startswith("\\x"):
+            return bytes.fromhex(text[2:])
+    except ValueError:
+        # A source that binds no value to a type had another one there.
+        return text
+    if kind is Kind.BOOLEAN and text in ("t", "f", "true", "false"):
+        return text[0] == "t"
     return text

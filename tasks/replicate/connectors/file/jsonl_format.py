@@ -254,7 +254,7 @@ class _JSONWriter(Writer):
 
 def _form(plan: ColumnPlan) -> Any:
     """How a cell of the source's column is written."""
-    if plan.source.type.kind is Kind.JSON and not plan.source.type.loose:
+    if plan.source.type.kind is Kind.JSON:
         return _document
     return _value if plan.source.type.kind is not Kind.DECIMAL else _decimal
 
@@ -287,4 +287,6 @@ def _document(cell: Any) -> str:
         _DECODER.decode(text)
     except (ValueError, RecursionError):
         raise ValueError("is no JSON document") from None
+    if text.strip() == "null":
+        raise ValueError("is the document null, which a line of JSON cannot tell from NULL")
     return text.replace("\r", " ").replace("\n", " ")

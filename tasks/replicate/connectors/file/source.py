@@ -32,7 +32,7 @@ class FileSource(Source):
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._place = Place(config)
         self.lanes = self._place.format.source_lanes  # type: ignore[misc]
-        self.guarded_lanes = frozenset(self.lanes) & {Lane.COPY_CSV}
+        self.guarded_lanes = frozenset(self.lanes) - {Lane.ROWS}
         self._stopped = False
         self._states: dict[Path, tuple[int, int, int]] = {}
 
