@@ -8,12 +8,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-from support.proxy import proxy
 
 from scenarios import clocks
 from scenarios import fleet as fleets
@@ -71,12 +68,10 @@ def chaos(
     pause: tuple[float, float] = (0.5, 3.0),
 ) -> None:
     """Raises AssertionError with everything that did not hold."""
-    with Fleet(keep=logs) as fleet, ExitStack() as stack:
+    with Fleet(keep=logs) as fleet:
         prepare(fleet)
-        way = stack.enter_context(proxy(("127.0.0.1", fleet.postgres.port)))
-        url = fleet.environment["DATABASE_URL"]
-        through = url.replace(str(fleet.postgres.port), str(way.port))
-        fleet.worker("prefork", concurrency=3, ready=False, DATABASE_URL=through)
+        way = fleet.way("prefork")
+        fleet.worker("prefork", concurrency=3, ready=False, DATABASE_URL=way.url)
         # Only the database's clock may decide (R-L2).
         behind = clocks.wrong(-3600, fleet.folder)
         ahead = clocks.wrong(3600, fleet.folder)

@@ -25,6 +25,7 @@ import psycopg
 from psycopg.rows import dict_row
 from support import processes
 from support.processes import Redis, Running, free_port
+from support.proxy import Proxy
 from support.waiting import until
 
 from scenarios import ledger
@@ -155,6 +156,13 @@ class Client:
 
 
 @dataclass
+class Way(Proxy):
+    """One process's own way to the control database, which may be hung or cut."""
+
+    url: str = ""
+
+
+@dataclass
 class Fleet:
     """``with Fleet() as fleet:`` servers that run, and nothing else yet."""
 
@@ -170,6 +178,7 @@ class Fleet:
         self.clients: list[Client] = []
         self._tending: threading.Thread | None = None
         self._closing = threading.Event()
+        self.ways: dict[str, Way] = {}
         self.events: list[dict[str, Any]] = []
         self.last_active: list[dict[str, Any]] = []
         self.postgres = Postgres(self.folder / "postgres")
@@ -189,6 +198,8 @@ class Fleet:
             self._tending.join(30)
         for client in self.clients:
             client.end()
+        for way in self.ways.values():
+            way.stop()
         for member in self.members.values():
             member.end()
         self.redis.kill()
@@ -276,6 +287,13 @@ class Fleet:
         if ready:
             member.await_ready()
         return member
+
+    def way(self, name: str) -> Way:
+        """A way to the control database; its ``url`` is the DATABASE_URL of who takes it."""
+        way = self.ways[name] = Way(("127.0.0.1", self.postgres.port))
+        way.start()
+        way.url = self.postgres.url("control", way.port)
+        return way
 
     def client(self) -> Client:
         client = Client(self.environment, self.folder / "clients.log")

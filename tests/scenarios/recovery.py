@@ -20,15 +20,13 @@ from support.waiting import until
 
 from scenarios import fleet as fleets
 from scenarios import ledger
-from scenarios.fleet import Client, Fleet, Member
+from scenarios.fleet import Client, Fleet, Way
 
 JOBS = """
 jobs:
   work: {handler: work, overlap: allow, retry: {max_attempts: 9, backoff: 100ms}}
   deaf: {handler: deaf, overlap: allow, retry: {max_attempts: 9, backoff: 100ms}}
 """
-LONG = {"seconds": 60}
-DEFAULT_LEASE = {"CLAIMCHECK_LEASE_SECONDS": "60"}
 
 
 class Lost:
@@ -55,7 +53,7 @@ class Lost:
 
 def begin(fleet: Fleet, client: Client, job: str = "work", **params: Any) -> tuple[str, int]:
     """Start a long run; its id, and the process that works on it."""
-    run_id = client.trigger(job, {**LONG, **params})
+    run_id = client.trigger(job, {"seconds": 60, **params})
 
     def working() -> int | None:
         found = [s.pid for s in ledger.stretches(fleet.trace) if s.run == run_id]
@@ -134,26 +132,56 @@ def freeze_child(fleet: Fleet, client: Client) -> dict[str, float]:
     return took
 
 
-def hang_database(fleet: Fleet, client: Client) -> dict[str, float]:
-    """The whole server hangs past the lease: the work stops before the lease would expire."""
-    run_id, _ = begin(fleet, client)
-    # From just after a renewal, so that the lease is at its longest.
+def _after_renewal(fleet: Fleet, run_id: str) -> float:
+    """Wait for a renewal, when the lease is at its longest; when it expires, monotonic."""
     first = fleet.run(run_id)["lease_until"]
     until("a renewal", lambda: fleet.run(run_id)["lease_until"] > first, 10)
     expires = fleet.run(run_id)["lease_until"].timestamp()
+    return float(expires + time.monotonic() - time.time())
+
+
+def hang_database(fleet: Fleet, client: Client) -> dict[str, float]:
+    """The whole server hangs past the lease: the work stops before the lease would expire."""
+    run_id, _ = begin(fleet, client)
+    expires = _after_renewal(fleet, run_id)
     fleet.postgres.hang()
     hung = time.monotonic()
-    clocks = time.monotonic() - time.time()
     try:
         last = _last_seen(fleet, run_id, since=hung)
     finally:
         fleet.postgres.go_on()
-    margin = expires + clocks - last
-    assert margin > 0, f"the work went on for {-margin:.2f} s after its lease had expired (R-L3)"
     back = time.time()
     took = Lost(fleet, run_id, 0, back).recovered(30)
     stop(fleet, client, run_id)
-    return {"stopped_after_hang": last - hung, "before_expiry": margin, **took}
+    return {"stopped": last - hung, "before_expiry": _margin(expires, last), **took}
+
+
+def cut_off_worker(
+    fleet: Fleet, client: Client, ways: dict[str, Way], job: str
+) -> dict[str, float]:
+    """One worker alone loses the database without a word, and the others do not wait for it."""
+    # What is deaf is not to be waited for long in the end.
+    run_id, pid = begin(fleet, client, job, seconds=8 if job == "deaf" else 60)
+    [worker] = [m for m in fleet.members.values() if m.is_worker and pid in m.family()]
+    expires = _after_renewal(fleet, run_id)
+    lost = Lost(fleet, run_id, pid, time.time())
+    cut = time.monotonic()
+    ways[worker.name].hang()
+    try:
+        last = _last_seen(fleet, run_id, since=cut)
+        took = lost.recovered(30)
+        before = fleet.run(run_id)
+    finally:
+        ways[worker.name].resume()
+    stop(fleet, client, run_id)
+    assert fleet.run(run_id) == before, "the fenced attempt changed its row"
+    return {"stopped": last - cut, "before_expiry": _margin(expires, last), **took}
+
+
+def _margin(expires: float, last: float) -> float:
+    margin = expires - last
+    assert margin > 0, f"the work went on for {-margin:.2f} s after its lease had expired (R-L3)"
+    return margin
 
 
 def summary(measured: Sequence[dict[str, float]]) -> dict[str, Any]:
@@ -182,24 +210,30 @@ def leases(repeats: int, *, lease: float = 3.0) -> dict[str, Any]:
     """The figures of the losses that only the lease tells."""
     with Fleet(lease_seconds=lease) as fleet:
         fleet.define(JOBS)
-        _up(fleet, ("one", "two"))
+        ways = _up(fleet, ("one", "two"))
         client = fleet.client()
         found = {
             "kill_worker": summary([kill_worker(fleet, client) for _ in range(repeats)]),
             "freeze_child": summary([freeze_child(fleet, client) for _ in range(repeats)]),
             "hang_database": summary([hang_database(fleet, client) for _ in range(repeats)]),
         }
-        for loss in ("kill_worker", "freeze_child"):
+        for loss, job in (("cut_off_worker", "work"), ("cut_off_deaf_work", "deaf")):
+            found[loss] = summary(
+                [cut_off_worker(fleet, client, ways, job) for _ in range(repeats)]
+            )
+        for loss in ("kill_worker", "freeze_child", "cut_off_worker", "cut_off_deaf_work"):
             assert found[loss]["started"]["max"] <= lease + 1, found
         assert found["freeze_child"]["stopped_after_thaw"]["max"] < 1, found
         return found
 
 
-def _up(fleet: Fleet, names: Sequence[str]) -> list[Member]:
-    members = [fleet.worker(name, ready=False) for name in names] + [fleet.beat(ready=False)]
-    for member in members:
+def _up(fleet: Fleet, names: Sequence[str]) -> dict[str, Way]:
+    """Start workers, each with a way to PostgreSQL of its own, and a beat."""
+    ways = {name: fleet.way(name) for name in names}
+    members = [fleet.worker(name, ready=False, DATABASE_URL=way.url) for name, way in ways.items()]
+    for member in [*members, fleet.beat(ready=False)]:
         member.await_ready()
-    return members
+    return ways
 
 
 def recovery(repeats: int) -> None:

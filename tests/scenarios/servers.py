@@ -56,8 +56,8 @@ class Postgres:
         self._data = self._place.data / "server"
         self.log = self.folder / "postgres.log"
 
-    def url(self, database: str) -> str:
-        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+    def url(self, database: str, port: int | None = None) -> str:
+        return f"postgresql://postgres@127.0.0.1:{port or self.port}/{database}"
 
     def connect(self, database: str, **options: Any) -> psycopg.Connection[Any]:
         return psycopg.connect(self.url(database), autocommit=True, connect_timeout=5, **options)
