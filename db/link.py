@@ -29,7 +29,8 @@ class Link:
     """One connection to the control database, opened at first use, safe across fork.
 
     Not shared between threads. ``planner`` holds settings that its statements need; behind a
-    transaction pooler `row` sets them for each transaction.
+    transaction pooler `row` sets them for each transaction. ``listening`` opens a connection that
+    LISTENs; that one broke is noticed by its next statement only.
     """
 
     def __init__(
@@ -38,12 +39,13 @@ class Link:
         *,
         patience: float = session.PATIENCE_SECONDS,
         planner: Mapping[str, str] = POINT_PLANS,
-        open_connection: Callable[[], ControlConnection] | None = None,
+        listening: Callable[[], ControlConnection] | None = None,
     ) -> None:
         self._name = application_name
         self._planner = planner
         self._patience = patience
-        self._open_connection = open_connection or self._open
+        self._listens = listening is not None
+        self._open_connection = listening or self._open
         self._connection: ControlConnection | None = None
         self._owner = os.getpid()
 
@@ -55,8 +57,10 @@ class Link:
         if self._owner != os.getpid():
             # The parent's connection stays the parent's: forget it without closing it.
             self._connection, self._owner = None, os.getpid()
-        if self._connection is not None and not session.is_alive(self._connection):
-            self.close()
+        if self._connection is not None:
+            is_alive = self._listens or session.is_alive(self._connection)
+            if self._connection.closed or not is_alive:
+                self.close()
         if self._connection is None:
             self._connection = self._open_connection()
         return self._connection

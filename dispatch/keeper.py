@@ -84,7 +84,7 @@ class LeaseKeeper:
             "claimcheck heartbeat",
             patience=self._patience,
             planner={},
-            open_connection=self._open,
+            listening=self._open,
         )
 
     # What the worker calls
@@ -236,20 +236,23 @@ class LeaseKeeper:
                 self._record_end(run)
             else:
                 self._keep_one(run, at_once=is_new)
-        now = time.monotonic()
-        upcoming = min((run.renew_at for run in runs), default=now)
+        named = {notify.payload for notify in connection.notifies(timeout=0)}
+        if not named:
+            # What came along with the answers above makes the socket no longer readable.
+            self._await_news(connection, min((run.renew_at for run in runs), default=0.0))
+            named = {notify.payload for notify in connection.notifies(timeout=0)}
+        for run in self.held:
+            if str(run.id) in named and not run.ended.is_set():
+                self._keep_one(run, at_once=True)
+
+    def _await_news(self, connection: session.ControlConnection, until: float) -> None:
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(1000 * max(0.0, min(upcoming - now, TICK_SECONDS)))}
-        if self._wake_read in ready:
+        seconds = max(0.0, min(until - time.monotonic(), TICK_SECONDS))
+        if self._wake_read in {fd for fd, _ in poll.poll(1000 * seconds)}:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
-        if connection.fileno() in ready:
-            named = {notify.payload for notify in connection.notifies(timeout=0)}
-            for run in self.held:
-                if str(run.id) in named and not run.ended.is_set():
-                    self._keep_one(run, at_once=True)
 
     def _keep_one(self, run: HeldRun, *, at_once: bool) -> None:
         now = time.monotonic()
