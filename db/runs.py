@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Executable, Select, func, select
+from sqlalchemy import Connection, Executable, Select, func, select, union_all
 from sqlalchemy.orm import Session, aliased
 
 from db.models import JobRun, RunAlias, RunLog
@@ -51,6 +51,16 @@ class JobRunRepository:
             stands_for = select(RunAlias.run_id).where(RunAlias.id == run_id).scalar_subquery()
             found = self._one(select(*_COLUMNS).where(JobRun.id == stands_for))
         return found
+
+    def starting_with(self, digits: str, limit: int) -> list[UUID]:
+        """The ids, also aliases, that begin with these hexadecimal digits, in their order."""
+        lowest, highest = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+        ids = union_all(
+            select(JobRun.id).where(JobRun.id.between(lowest, highest)),
+            select(RunAlias.id).where(RunAlias.id.between(lowest, highest)),
+        )
+        query = select(ids.subquery().c.id).order_by("id").limit(limit)
+        return [row["id"] for row in self._all(query)]
 
     def lineage(self, root_run_id: UUID) -> list[Run]:
         """All attempts of a lineage, the first one first; the last one is the one that counts."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import click
+from rich.text import Text
 from sqlalchemy import select
 
 from db.models import AuditEvent
 from dispatch import catalog
-from tasks.commands import console, control
+from tasks.commands import console, control, tables
 from tasks.commands.console import Output
+from tasks.commands.runids import RUN_ID, resolve
 
 
 @click.group()
@@ -24,7 +27,7 @@ def audit() -> None:
 @click.option("--action", help="Such as run.cancel, or run. for all of them.")
 @click.option("--subject", help="The name of a job, a datasource, a schedule.")
 @click.option("--actor", help="Who did it.")
-@click.option("--run", "run_id", type=click.UUID, help="Of one attempt.")
+@click.option("--run", "run_id", type=RUN_ID, help="Of one attempt.")
 @click.option("--since", type=click.DateTime(), help="Not older than this local time.")
 @console.command
 def list_(
@@ -33,7 +36,7 @@ def list_(
     action: str | None,
     subject: str | None,
     actor: str | None,
-    run_id: UUID | None,
+    run_id: UUID | str | None,
     since: datetime | None,
 ) -> None:
     """List audit records, the newest first."""
@@ -45,11 +48,11 @@ def list_(
         query = query.where(AuditEvent.subject == subject)
     if actor:
         query = query.where(AuditEvent.actor == actor)
-    if run_id:
-        query = query.where(AuditEvent.run_id == run_id)
     if since:
         query = query.where(AuditEvent.at >= since.astimezone())
     control.require_database()
+    if run_id:
+        query = query.where(AuditEvent.run_id == resolve(run_id))
     with catalog.reading() as session:
         found = [
             {
@@ -67,20 +70,51 @@ def list_(
         ]
     if out.as_json:
         out.document(found)
-    else:
+    elif not found or not out.results.is_terminal:
+        # A line each, for grep.
         out.table(
             ["at", "actor", "action", "subject", "outcome", "run", "detail"],
             [
                 [
-                    row["at"],
-                    row["actor"],
-                    row["action"],
-                    row["subject"],
-                    row["outcome"],
+                    *(row[key] for key in ("at", "actor", "action", "subject", "outcome")),
                     row["run_id"],
-                    row["detail"] or None,
+                    summary(row["detail"] or {}),
                 ]
                 for row in found
             ],
             "no records",
         )
+    else:
+        for row in found:
+            _tell(out, row)
+
+
+def _tell(out: Output, row: dict[str, Any]) -> None:
+    """A record on two lines: what was done to what, then the run and what changed."""
+    subject = f"{row['subject_type']} {row['subject']}"
+    when = Text(f"{tables.shown(row['at'])}  ", "dim")
+    said = Text.assemble(when, (row["action"], "bold"), f"  {subject}  {row['outcome']}")
+    more = Text.assemble(("  by " + row["actor"], "dim"))
+    if row["run_id"]:
+        more.append(f"  run {row['run_id']}")
+    out.one_line(said)
+    out.one_line(more)
+    if row["detail"]:
+        out.one_line(Text(f"  {summary(row['detail'])}", "dim"))
+
+
+def summary(detail: dict[str, Any]) -> str:
+    """What a record tells beside who, what and when, on one line: all of it is in ``--json``.
+
+    ``mode: complete, source.table: a`` for what was added, ``priority: 0 -> 4`` for a change.
+    """
+    return ", ".join(f"{key}: {_change(value)}" for key, value in detail.items())
+
+
+def _change(value: Any) -> str:
+    if not (isinstance(value, list) and len(value) == 2):
+        return tables.shown(value)
+    before, after = value
+    if before is None:
+        return tables.shown(after)
+    return f"{tables.shown(before)} -> {tables.shown(after) or 'none'}"

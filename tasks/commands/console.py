@@ -17,10 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import date, datetime, timedelta
-from decimal import Decimal
 from typing import Any, NoReturn, TextIO
-from uuid import UUID
 
 import click
 from rich.console import Console
@@ -28,6 +25,8 @@ from rich.table import Table
 from rich.text import Text
 
 from db.redaction import RedactingFilter, redact
+from tasks.commands import tables
+from tasks.commands.tables import plain
 
 PIPE_WIDTH = 10_000
 """Columns of a table that is not shown on a terminal, so that programs read whole lines."""
@@ -68,27 +67,29 @@ class Output:
         if self.as_json and not self._written:
             self.document({"error": text})
 
-    def table(self, headings: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:
-        """A table for people; ``empty`` is said where it has no rows."""
-        if not rows:
+    def table(
+        self,
+        headings: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        empty: str,
+        less: Sequence[str] = (),
+    ) -> None:
+        """A table for people; ``empty`` is said where it has no rows.
+
+        ``less`` are the headings that a narrow terminal does without, the first one first.
+        """
+        if rows:
+            self._print(tables.table(headings, rows, self.results.width, less))
+        else:
             self.messages.print(Text(empty, "dim"), soft_wrap=True)
-            return
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for heading in headings:
-            table.add_column(heading, overflow="fold")
-        for row in rows:
-            table.add_row(*(cell if isinstance(cell, Text) else Text(shown(cell)) for cell in row))
-        self._print(table)
+
+    def one_line(self, text: Text) -> None:
+        """A line of the results, cut off where the terminal ends."""
+        self.results.print(text, no_wrap=True, overflow="ellipsis", crop=True)
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         """Names and values below each other, for people; None and empty ones are left out."""
-        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in facts.items():
-            if value is not None and value not in ("", {}, []):
-                table.add_row(name, value if isinstance(value, Text) else Text(shown(value)))
-        self._print(table)
+        self._print(tables.facts(facts))
 
     def _print(self, table: Table) -> None:
         if self.results.is_terminal:
@@ -125,36 +126,6 @@ def actor() -> str:
     except (KeyError, OSError):
         user = str(os.getuid())
     return f"cli:{user}@{socket.gethostname()}"
-
-
-def plain(value: Any) -> Any:
-    """A value of the database as JSON: times as ISO 8601 with offset."""
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, UUID | date):
-        return str(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, Decimal):
-        return float(value)
-    if isinstance(value, set | frozenset | tuple):
-        return list(value)
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
-
-
-def shown(value: Any) -> str:
-    """A value as people read it: times in the reader's zone, to the second."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, datetime):
-        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    if isinstance(value, Mapping | list | tuple):
-        return json.dumps(value, default=plain, ensure_ascii=False)
-    if isinstance(value, int):
-        return f"{value:,}"
-    return str(value)
 
 
 def usage(text: str) -> NoReturn:

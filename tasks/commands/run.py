@@ -19,6 +19,7 @@ from dispatch.durations import InvalidDuration, parse_duration
 from dispatch.lifecycle import JobRunStatus
 from tasks.commands import console, control, loglines, runs, values, waits, watching
 from tasks.commands.console import Output, usage
+from tasks.commands.runids import RUN_ID, resolve
 from tasks.ports import PORTS
 
 FOLLOW_SECONDS = 0.5
@@ -142,19 +143,20 @@ def list_(
             for one in found
         ],
         "no runs; start one with: celery -A tasks run trigger JOB",
+        ("created", "attempt", "rows", "took", "error"),
     )
 
 
 @run.command()
-@click.argument("run_id", type=click.UUID)
+@click.argument("run_id", type=RUN_ID)
 @console.command
-def show(out: Output, run_id: UUID) -> None:
+def show(out: Output, run_id: UUID | str) -> None:
     """Show all of one run.
 
     Its inputs, holder and attempts, why it failed, what happens next.
     """
     control.require_database()
-    found = runs.with_lineage(run_id)
+    found = runs.with_lineage(resolve(run_id))
     if out.as_json:
         out.document(found)
         return
@@ -178,6 +180,7 @@ def show(out: Output, run_id: UUID) -> None:
                 for attempt in lineage
             ],
             "",
+            ("created", "took", "error"),
         )
     if children:
         out.say(f"\n{children['count']} child runs", "bold")
@@ -195,34 +198,36 @@ def show(out: Output, run_id: UUID) -> None:
                 for child in children["runs"]
             ],
             "",
+            ("took", "rows", "error"),
         )
 
 
 @run.command()
-@click.argument("run_id", type=click.UUID)
+@click.argument("run_id", type=RUN_ID)
 @console.command
-def watch(out: Output, run_id: UUID) -> int:
+def watch(out: Output, run_id: UUID | str) -> int:
     """Follow a run and its retries to the end.
 
     Exit 0 on SUCCEEDED, 1 on FAILED, 3 on CANCELLED.
     """
     control.require_database()
-    return watching.watch(out, run_id)
+    return watching.watch(out, resolve(run_id))
 
 
 @run.command()
-@click.argument("run_id", type=click.UUID)
+@click.argument("run_id", type=RUN_ID)
 @click.option("--follow", "-f", is_flag=True, help="Go on until the attempt has ended.")
 @console.command
-def logs(out: Output, run_id: UUID, follow: bool) -> None:
+def logs(out: Output, run_id: UUID | str, follow: bool) -> None:
     """Show what one attempt logged.
 
     With -f and --json: a JSON line for each line.
     """
     control.require_database()
+    found_id = resolve(run_id)
     with session.transaction() as connection:
         reader = JobRunRepository(connection)
-        found = runs.named(reader, run_id)
+        found = runs.named(reader, found_id)
         log = reader.log(found["id"])
     if out.as_json and not follow:
         out.document(
@@ -241,12 +246,12 @@ def logs(out: Output, run_id: UUID, follow: bool) -> None:
 
 
 @run.command()
-@click.argument("run_id", type=click.UUID)
+@click.argument("run_id", type=RUN_ID)
 @console.command
-def cancel(out: Output, run_id: UUID) -> None:
+def cancel(out: Output, run_id: UUID | str) -> None:
     """Cancel a run, by any attempt's id."""
     control.require_database()
-    answer = cancelling.cancel(PORTS, run_id, actor=console.actor())
+    answer = cancelling.cancel(PORTS, resolve(run_id), actor=console.actor())
     if answer.status is JobRunStatus.CANCELLED:
         out.say(f"run {answer.run_id} is CANCELLED")
     else:
@@ -258,13 +263,13 @@ def cancel(out: Output, run_id: UUID) -> None:
 
 
 @run.command()
-@click.argument("run_id", type=click.UUID)
+@click.argument("run_id", type=RUN_ID)
 @click.option("--wait", is_flag=True, help="Follow it to its end.")
 @console.command
-def retry(out: Output, run_id: UUID, wait: bool) -> int:
+def retry(out: Output, run_id: UUID | str, wait: bool) -> int:
     """Try a FAILED run again, at once."""
     control.require_database()
-    handle = retrying.retry(PORTS, run_id, actor=console.actor())
+    handle = retrying.retry(PORTS, resolve(run_id), actor=console.actor())
     out.say(f"created run {handle.run_id}, the next attempt")
     if wait:
         return watching.watch(out, handle.run_id)

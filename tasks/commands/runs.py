@@ -14,7 +14,7 @@ from db.runs import JobRunRepository, Run
 from dispatch.errors import UnknownRun
 from dispatch.lifecycle import JobRunStatus
 from tasks.commands import waits
-from tasks.commands.console import shown
+from tasks.commands.tables import shown
 
 EXIT_STATUS = {
     JobRunStatus.SUCCEEDED: 0,

@@ -15,6 +15,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Column
 from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
@@ -33,6 +34,8 @@ WAIT_SECONDS = 5.0
 LONGEST_WAIT_SECONDS = 60.0
 OUTAGE_SECONDS = 300.0
 """How long watching outlasts a control database that is away."""
+ROOMY_COLUMNS = 110
+"""From this width of the terminal on, the bar is long and names the phase."""
 _ENDED = frozenset(EXIT_STATUS)
 
 
@@ -63,7 +66,8 @@ def watch(out: Output, run_id: UUID, *, extra: Mapping[str, Any] | None = None) 
 
 
 def _follow(out: Output, root: UUID, bar: Progress) -> tuple[Run, list[Run]]:
-    shown = bar.add_task("", total=None, run=None)
+    # Shown once there is something to say.
+    shown = bar.add_task("", total=None, run=None, visible=False)
     nap = FIRST_NAP_SECONDS
     answered = time.monotonic()
     told: UUID | None = None
@@ -126,6 +130,7 @@ def _show(bar: Progress, shown: Any, last: Run, children: list[Run]) -> None:
             completed=ended,
             total=len(children),
             run=None,
+            visible=True,
         )
         return
     progress = last["progress"] or {}
@@ -139,11 +144,16 @@ def _show(bar: Progress, shown: Any, last: Run, children: list[Run]) -> None:
         completed=done or 0,
         total=None if not total else max(total, done or 0),
         run={**progress, "done": done, "total": total},
+        visible=True,
     )
 
 
 class _Counts(ProgressColumn):
     """``12,000 / ~50,000``: rows done and in all; an estimate says that it is one."""
+
+    def __init__(self, with_phase: bool) -> None:
+        super().__init__(Column(no_wrap=True))
+        self._with_phase = with_phase
 
     def render(self, task: Task) -> Text:
         run = task.fields.get("run")
@@ -153,17 +163,18 @@ class _Counts(ProgressColumn):
         if run["total"]:
             about = "~" if run.get("total_is_estimate") and run["done"] != run["total"] else ""
             text += f" / {about}{run['total']:,}"
-        if run.get("phase"):
+        if self._with_phase and run.get("phase"):
             text += f"  {run['phase']}"
         return Text(text)
 
 
 def _bar(out: Output) -> Progress:
     # Progress is a message: results are what stands on standard output at the end.
+    roomy = out.messages.width >= ROOMY_COLUMNS
     return Progress(
-        TextColumn("  {task.description}"),
-        BarColumn(bar_width=36),
-        _Counts(),
+        TextColumn("  {task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=36 if roomy else 12),
+        _Counts(with_phase=roomy),
         TimeElapsedColumn(),
         console=out.messages,
         transient=True,
