@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scenarios import chaos, group_signal, outages, recovery, rolling
+from scenarios import chaos, group_signal, outages, recovery, rolling, stale
 from scenarios.fleet import Fleet
 from scenarios.invariants import WATCH_WATERMARKS
 
@@ -28,6 +28,10 @@ def test_killed_child_is_replaced_within_seconds__R_L5() -> None:
 def test_lost_worker_costs_a_lease_and_a_frozen_one_writes_nothing__R_L3_R_F1_R_F5() -> None:
     found = recovery.leases(1)
     assert found["kill_worker"]["admitted"]["max"] <= 3 + 1
+
+
+def test_stale_replication_writes_nothing_after_its_successor__R_F5() -> None:
+    stale.stale(1, seed=1, jobs=("full", "atomic", "increment"))
 
 
 def test_rolling_restart_loses_and_repeats_nothing__R_D8() -> None:
