@@ -117,7 +117,7 @@ def parse(
     found = [*problems, *report.problems]
     if found:
         raise DefinitionError(_without_echoes(found))
-    return Definitions(datasources, jobs, _notes(jobs, handlers, document))
+    return Definitions(datasources, jobs, _notes(datasources, jobs, handlers, document))
 
 
 def check_limits(jobs: Mapping[str, JobDefinition], existing: Existing, report: Report) -> None:
@@ -170,9 +170,11 @@ def parse_datasource(
     if not connector:
         return None
     config = {key: raw[key] for key in raw if key not in ("connector", "enabled")}
-    unset = any(isinstance(value, Unset) for value in config.values())
-    for message in [] if unset else connectors.check_config(connector, config):
+    unset = {key for key, value in config.items() if isinstance(value, Unset)}
+    for message in connectors.check_config(connector, config):
         key, separator, rest = message.partition(":")
+        if key in unset or (unset and not key.isidentifier()):
+            continue  # it may only follow from a variable that is not set
         if separator and key in config:
             report.add((*path, key), rest.strip())
         else:
@@ -254,9 +256,19 @@ def _without_echoes(problems: list[Problem]) -> list[Problem]:
 
 
 def _notes(
-    jobs: Mapping[str, JobDefinition], handlers: Collection[str] | None, document: Document
+    datasources: Mapping[str, DatasourceDefinition],
+    jobs: Mapping[str, JobDefinition],
+    handlers: Collection[str] | None,
+    document: Document,
 ) -> tuple[Problem, ...]:
     notes = Report(document.lines)
+    for datasource in datasources.values():
+        stated = document.values["datasources"][datasource.name]["connector"]
+        if stated != datasource.connector:
+            notes.add(
+                (*datasource.path, "connector"),
+                f"{stated} is another name of {datasource.connector}, under which it is stored",
+            )
     for job in jobs.values():
         if handlers is None or "params" not in job.definition or job.handler in handlers:
             continue

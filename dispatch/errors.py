@@ -36,7 +36,7 @@ class NameTaken(ClaimcheckError):
 
 
 class InUse(ClaimcheckError):
-    """It cannot be removed while something needs it (R-S3)."""
+    """It cannot be removed while something needs it."""
 
 
 class CatalogBusy(ClaimcheckError):

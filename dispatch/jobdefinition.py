@@ -24,6 +24,17 @@ COMMON_KEYS = (
 STORED_KEYS = ("retry", "timeout", "overlap", "concurrency", "queue", "priority")
 """The keys of every stored definition, whatever its handler."""
 HANDLER_KEYS = ("handler", "params", "source", "sink", *COMMON_KEYS)
+_SIDE_KEYS = {
+    "datasource": "source and sink",
+    "table": "source and sink",
+    "columns": "source or sink",
+    "query": "source",
+    "where": "source",
+    "key": "sink",
+    "table_schema": "sink",
+    "staging_schema": "sink",
+}
+"""Replication's keys that stand one level deeper, for whoever writes them beside ``mode``."""
 OVERLAPS = ("skip", "queue", "allow")
 DEFAULT_QUEUE = "runs"
 DEFAULT_MAX_ATTEMPTS = 3
@@ -197,6 +208,8 @@ def _replication_keys(fields: Fields, own: Collection[str]) -> dict[str, Any]:
     for key in fields.raw:
         if key == "params":
             fields.report.add((*fields.path, key), "are for a handler's job; replication has none")
+        elif key in _SIDE_KEYS:
+            fields.report.add((*fields.path, key), f"belongs under {_SIDE_KEYS[key]}")
         elif key not in known:
             fields.report.unknown_key((*fields.path, key), "a replication job", known)
     return {key: fields.raw[key] for key in fields.raw if key in own}
@@ -222,7 +235,7 @@ def _overlap(fields: Fields, default: str, *, replication: bool) -> str:
         return default
     if overlap == "allow" and replication:
         fields.report.add(
-            place, "allow would let two runs write one sink (R-F5); write skip or queue"
+            place, "allow would let two runs write one sink at once; write skip or queue"
         )
         return default
     return overlap

@@ -56,7 +56,7 @@ def parse_schedule(
         seconds = _interval(every, (*path, "every"), report)
     elif cron is not None:
         if timezone is None:
-            report.add(path, "lacks timezone; name one, such as Europe/Madrid or UTC (R-D2)")
+            report.add(path, "lacks timezone; name one, such as Europe/Madrid or UTC")
         _check_cron(cron, timezone, path, report)
     misfire = fields.text("misfire", Misfire.FIRE_ONCE.value) or ""
     if misfire not in [policy.value for policy in Misfire]:
@@ -86,7 +86,8 @@ def _check_cron(cron: str, timezone: str | None, path: Path, report: Report) -> 
     try:
         Cron(cron, "UTC")
     except InvalidCron as error:
-        report.add((*path, "cron"), str(error))
+        # The place ends in .cron already.
+        report.add((*path, "cron"), str(error).removeprefix("cron "))
     if timezone is not None:
         try:
             Cron("@daily", timezone)

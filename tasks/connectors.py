@@ -36,14 +36,24 @@ class RegisteredConnectors:
         try:
             spec = ReplicationSpec.parse(definition)
         except SpecError as error:
-            return dict(definition), [(found.key, found.message) for found in error.problems]
-        problems = []
-        if source is not None and sink is not None:
-            for text in registry.problems(spec, source, sink):
-                key, separator, message = text.partition(": ")
-                problems.append((key, message) if separator else ("", text))
+            mistakes = [(found.key, found.message) for found in error.problems]
+            return dict(definition), mistakes + _unable(error.spec, source, sink)
+        problems = _unable(spec, source, sink)
         # What was not stated stays out: the spec gives it the same default at each reading.
         return spec.model_dump(mode="json", exclude_unset=True, exclude_none=True), problems
+
+
+def _unable(
+    spec: ReplicationSpec | None, source: str | None, sink: str | None
+) -> list[tuple[str, str]]:
+    """What the job asks for that its connectors cannot do, as (key, message)."""
+    if spec is None or source is None or sink is None:
+        return []
+    found = []
+    for text in registry.problems(spec, source, sink):
+        key, separator, message = text.partition(": ")
+        found.append((key, message) if separator else ("", text))
+    return found
 
 
 CONNECTORS = RegisteredConnectors()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,11 +38,15 @@ class Problem:
 
 
 class SpecError(ValueError):
-    """A definition is wrong; ``problems`` holds every mistake found, not only the first."""
+    """A definition is wrong; ``problems`` holds every mistake found, not only the first.
 
-    def __init__(self, problems: list[Problem]) -> None:
+    ``spec`` is what it says apart from those, so that more can be found; None where too much is.
+    """
+
+    def __init__(self, problems: list[Problem], spec: ReplicationSpec | None = None) -> None:
         super().__init__("; ".join(map(str, problems)))
         self.problems = problems
+        self.spec = spec
 
 
 class _Part(BaseModel):
@@ -183,11 +187,22 @@ class ReplicationSpec(_Part):
         try:
             spec = cls.model_validate(own)
         except ValidationError as error:
-            raise SpecError([_problem(e) for e in error.errors()]) from None
-        problems = _contradictions(spec)
-        if problems:
-            raise SpecError(problems)
-        return spec
+            found = error.errors()
+        else:
+            problems = _contradictions(spec)
+            if problems:
+                raise SpecError(problems, spec)
+            return spec
+        problems, rest = [_problem(e) for e in found], _without(own, found)
+        if rest is not None:
+            # What only follows from a key that was taken out says nothing new.
+            wrong = {problem.key for problem in problems}
+            problems += [
+                problem
+                for problem in _contradictions(rest)
+                if not any(key == problem.key or key.startswith(f"{problem.key}.") for key in wrong)
+            ]
+        raise SpecError(problems, rest)
 
     def for_table(self, name: tuple[str, ...]) -> dict[str, Any]:
         """The definition of the child job for one table of the ``tables`` pattern."""
@@ -199,6 +214,24 @@ class ReplicationSpec(_Part):
         child["sink"]["table"] = join_name(target)
         child["sink"].pop("table_schema", None)
         return child
+
+
+def _without(definition: Mapping[str, Any], errors: Sequence[Any]) -> ReplicationSpec | None:
+    """The definition without its wrong keys, where what is left is enough for a spec."""
+    left: dict[str, Any] = {
+        key: dict(value) if isinstance(value, Mapping) else value
+        for key, value in definition.items()
+    }
+    for error in errors:
+        key, *inner = error["loc"]
+        if inner and isinstance(left.get(key), dict):
+            left[key].pop(inner[0], None)
+        else:
+            left.pop(key, None)
+    try:
+        return ReplicationSpec.model_validate(left)
+    except ValidationError:
+        return None
 
 
 def _contradictions(spec: ReplicationSpec) -> list[Problem]:
@@ -280,7 +313,12 @@ def _problem(error: Any) -> Problem:
         }
         return Problem(key, f"is missing; {ways.get(key, 'name the datasource')}")
     if kind == "extra_forbidden":
-        close = difflib.get_close_matches(str(location[-1]), _known(location), n=1)
+        word = str(location[-1])
+        if len(location) > 1 and word in (*ReplicationSpec.model_fields, *GENERAL_KEYS):
+            side = location[0]
+            value = f" {str(error['input']).lower()}" if isinstance(error["input"], bool) else ""
+            return Problem(key, f"belongs to the job itself: write {word}:{value} beside {side}")
+        close = difflib.get_close_matches(word, _known(location), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         return Problem(key, f"is no key of a replication job{hint}")
     if kind == "literal_error":

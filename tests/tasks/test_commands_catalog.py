@@ -80,6 +80,41 @@ def test_apply_names_every_mistake_with_file_and_line(cli: Cli, file: Path, rows
     assert rows("select from job") == []
 
 
+def test_a_missing_variable_hides_no_other_mistake(cli: Cli, file: Path) -> None:
+    file.write_text(
+        """
+datasources:
+  shop: {connector: postgres, url: "${NOWHERE}", nonsense: 1}
+  out: {connector: file, path: "${NOWHERE}", format: xls}
+jobs:
+  orders:
+    source: {datasource: shop, table: public.orders, mode: complete}
+    sink: {datasource: shop, table: public.orders, create: true}
+    mode: complete
+    atomic: diff
+    query: select 1
+    schedules: [{cron: "99 * * * *", timezone: UTC}]
+"""
+    )
+    answer = cli("apply", file).failed()
+    for says in (
+        "line 3: datasources.shop.nonsense: is no setting of postgresql",
+        "line 4: datasources.out.format: must be one of csv, jsonl, parquet",
+        "line 7: jobs.orders.source.mode: belongs to the job itself: write mode: beside source",
+        "line 8: jobs.orders.sink.create: belongs to the job itself: write create: true beside",
+        "line 10: jobs.orders.atomic: is only for mode complete-atomic",
+        "line 11: jobs.orders.query: belongs under source",
+        "line 12: jobs.orders.schedules[0].cron: '99 * * * *': bad minute",
+    ):
+        assert says in answer.stderr
+    assert "9 mistakes" in answer.stderr
+
+
+def test_an_alias_of_a_connector_is_noted(cli: Cli, file: Path, url: str) -> None:
+    file.write_text('datasources: {shop: {connector: postgres, url: "${U}"}}')
+    assert "postgres is another name of postgresql" in cli("apply", file, U=url).done().stderr
+
+
 def test_apply_reads_standard_input(cli: Cli) -> None:
     assert cli("apply", "-", stdin="jobs: {a: {handler: x}}").done()
     assert "line 1" in cli("apply", "-", stdin="jobs: {a: {}}").failed().stderr
@@ -229,7 +264,7 @@ def test_a_replication_job_is_checked_with_its_connectors(cli: Cli, file: Path, 
     assert "mode: is missing" in cli(*add).failed().stderr
     assert "watermark: is missing" in cli(*add, "--mode", "incremental").failed().stderr
     overlap = cli(*add, "--mode", "complete", "--overlap", "allow").failed()
-    assert "R-F5" in overlap.stderr
+    assert "write skip or queue" in overlap.stderr
     cli(*add, "--mode", "incremental", "--watermark", "at").done()
     shown = cli("job", "show", "copy", "--json").done().json
     assert shown["watermark_note"].startswith("safe bound")
