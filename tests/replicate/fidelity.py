@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fidelity_cases import MADE_BEFORE, PAIRS, VALUES, Pair
@@ -167,12 +169,44 @@ def _verdict(result: Result) -> str:
     return f"{EXACT} ({result.good} values and NULL); {REFUSED} where it would not"
 
 
+ACROSS = """
+## Between engines
+
+Each type of one engine, with NULL and values at its edges, into a table or file that the job
+itself makes in the other (`create: true`), in every mode that both have. The cell is the type that
+it makes there, in which all values arrive unchanged; † marks those where some of the values have
+no place (a NaN in MySQL, 24:00:00 in Parquet) and are refused, naming the column.
+"""
+
+
+def across(server: str, folder: Path) -> Iterable[str]:
+    """The lines of the second part of the page."""
+    import engines
+    import fidelity_across
+
+    with engines.Engines(server, folder) as made:
+        for source in engines.NAMES:
+            yield f"\n### From {source}\n"
+            yield "| type | " + " | ".join(engines.NAMES) + " |"
+            yield "|---" * (len(engines.NAMES) + 1) + "|"
+            for sample in made.source(source).samples:
+                results = [
+                    fidelity_across.try_sample(made.source(source), made.sink(sink), sample)
+                    for sink in engines.NAMES
+                ]
+                yield fidelity_across.line(sample.native, results)
+
+
 def main() -> None:
     server = os.environ["CLAIMCHECK_TEST_DATABASE_URL"]
     logging.disable(logging.WARNING)
     with fresh_database(server) as source, fresh_database(server) as sink:
         prepare(source, sink)
         print(page(try_pair(source, sink, pair) for pair in pairs()), end="")
+    print(ACROSS.rstrip())
+    with tempfile.TemporaryDirectory() as folder:
+        for text in across(server, Path(folder)):
+            print(text)
 
 
 if __name__ == "__main__":
