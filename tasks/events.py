@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from celery.utils.saferepr import saferepr
-
 from db.redaction import redact
 from dispatch.ports import EventKind, RunEvent
 from tasks.app import app
@@ -24,6 +22,8 @@ from tasks.app import app
 MAX_WAITING = 2000
 """How many events may wait to be sent; beyond it the oldest are lost."""
 BATCH = 50
+GATHER_SECONDS = 0.05
+"""How long an event may wait for others: a message costs more than the events in it."""
 LAST_WORDS_SECONDS = 0.5
 _REST_SECONDS = 2.0
 _MESSAGE_LENGTH = 1000
@@ -55,13 +55,12 @@ def name_process(nodename: str) -> None:
 
 def _fields(event: RunEvent) -> dict[str, Any]:
     fields = event.fields
-    message = redact(str(fields.get("message") or ""))[:_MESSAGE_LENGTH]
     found: dict[str, Any] = {
         "uuid": str(event.run_id),
         # In each event, so that an observer that came late knows what it sees.
         "name": event.job,
         "args": "()",
-        "kwargs": saferepr({"attempt": event.attempt, "queue": event.queue}),
+        "kwargs": f"{{'attempt': {event.attempt}, 'queue': {event.queue!r}}}",
         "root_id": str(event.root_run_id),
         "parent_id": None if event.previous_run_id is None else str(event.previous_run_id),
         "retries": event.attempt - 1,
@@ -73,10 +72,11 @@ def _fields(event: RunEvent) -> dict[str, Any]:
     elif event.kind == "succeeded":
         rows = fields.get("rows")
         found |= {
-            "result": "" if rows is None else saferepr({"rows": rows}),
+            "result": "" if rows is None else f"{{'rows': {rows}}}",
             "runtime": fields.get("runtime"),
         }
     elif event.kind in ("failed", "retried"):
+        message = redact(str(fields.get("message") or ""))[:_MESSAGE_LENGTH]
         found |= {
             "exception": f"{fields.get('error_code')}: {message}"
             if message
@@ -99,6 +99,7 @@ class _Sender:
     def _renew(self) -> None:
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MAX_WAITING)
         self._woken = threading.Event()
+        self._hurry = threading.Event()
         self._sending = False
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -113,6 +114,7 @@ class _Sender:
 
     def flush(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
+        self._hurry.set()
         while (self._waiting or self._sending) and time.monotonic() < deadline:
             if self._thread is None or not self._thread.is_alive():
                 return
@@ -133,8 +135,10 @@ class _Sender:
     def _send_all(self) -> None:
         while True:
             self._woken.wait()
-            self._woken.clear()
             self._sending = True
+            self._hurry.wait(GATHER_SECONDS)
+            self._hurry.clear()
+            self._woken.clear()
             try:
                 while self._waiting:
                     count = min(BATCH, len(self._waiting))
