@@ -64,7 +64,11 @@ def measure(*, quick: bool = False) -> None:
     document: dict[str, Any] = {"rows": rows, "rounds": rounds, "paths": figures}
     if flat is not None:
         document["peak_mb_by_rows"] = flat
-    path = write("replication", "python -m benchmarks replication", document)
+    path = write(
+        "replication-quick" if quick else "replication",
+        "python -m benchmarks replication" + (" --quick" if quick else ""),
+        document,
+    )
     chart = None if quick else draw(figures, Path(__file__).with_name("replication.svg"))
     print(f"wrote {path}" + (f" and {chart}" if chart else ""))
 
