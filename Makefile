@@ -11,18 +11,27 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(VENV)/.installed ## Make .venv and install everything into it
+setup: $(VENV)/.developer ## Make .venv and install everything into it
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, and $(PYTHON) is older. Name another: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "$(PYTHON) cannot make a virtual environment. On Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
-	@echo "Installing into $(VENV); the first time this takes a minute or two."
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: setup ## Replicate real data from one database to another and show it
+# What runs, and what a developer needs besides: the demo does not wait for the second.
+$(VENV)/.user: $(VENV)/.python pyproject.toml
+	@echo "Installing into $(VENV); the first time this takes a minute."
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.developer: $(VENV)/.python pyproject.toml
+	@echo "Installing into $(VENV); the first time this takes a minute or two."
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@touch $(VENV)/.user $@
+
+demo: $(VENV)/.user ## Replicate real data from one database to another and show it
 	@$(BIN)/celery -A tasks demo
 
 test: setup ## Run the tests (on the embedded services, or on CLAIMCHECK_TEST_DATABASE_URL)
@@ -41,7 +50,7 @@ format: setup ## Rewrite the code in the house style
 bench: setup ## Measure, and write benchmarks/results/*.json
 	$(BIN)/python -m benchmarks
 
-up: setup ## Start worker, beat and Flower from the Procfile
+up: $(VENV)/.user ## Start worker, beat and Flower from the Procfile
 	@$(BIN)/honcho start
 
 clean: ## Remove what the targets made, but for the state in .claimcheck
