@@ -30,7 +30,7 @@ def draw(figures: dict[str, dict[str, Any]], path: Path) -> Path | None:
         for name, ratio in zip(names, ratios, strict=True)
     ]
     axes.bar_label(bars, labels, padding=4, fontsize=8)
-    axes.axvline(1.0, color=LINE, linewidth=0.8)
+    axes.axvline(1.0, color=LINE, linewidth=0.6, linestyle=":", zorder=0)
     axes.set_xlim(0, max(ratios) * 1.45)
     axes.set_xlabel("rate as a ratio to one psql into another, in binary (blue: Claimcheck)")
     axes.spines[["top", "right"]].set_visible(False)

@@ -375,6 +375,11 @@ class Source(End):
         Raises SourceError (permanent) where the table, a named column or a right is missing.
         """
 
+    def reads(self, request: ReadRequest) -> frozenset[Any]:
+        """The tables behind the request, as values that equal a sink's :meth:`Sink.writes` where
+        they are one and the same, whatever the two URLs look like; empty where not known."""
+        return frozenset()
+
     def tables(self) -> list[TableName]:
         """All tables a pattern may match, by name; views, system and Claimcheck's own left out."""
         raise SourceError("this connector cannot list tables", permanent=True)
@@ -419,6 +424,10 @@ class Sink(End):
     @abstractmethod
     def describe(self, table: TableName) -> Relation | None:
         """The target table, or None where it does not exist."""
+
+    def writes(self, relation: Relation) -> Any:
+        """The target, as a value that equals one of :meth:`Source.reads` where it is the same."""
+        return None
 
     def fit(self, source: Column, sink: Column, dialect: str) -> Fit:
         """Whether and how values of ``source`` (of an end of that dialect) are stored unchanged."""

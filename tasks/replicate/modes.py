@@ -103,6 +103,7 @@ class Replication:
         ours = source.describe(request)
         self.meter = Meter(self.context, ours.rows, bandwidth=self.spec.bandwidth)
         theirs = self._target(sink, source, ours)
+        self._refuse_itself(source, sink, request, theirs)
         plan = planner.plan(self.spec, source, sink, ours, theirs)
         request = request.planned(plan.columns)
         load = self._load(theirs, plan)
@@ -114,6 +115,20 @@ class Replication:
         else:
             counts = self._emptied(source, sink, request, load)
         return self._outcome(counts, bound, plan)
+
+    def _refuse_itself(
+        self, source: Source, sink: Sink, request: ReadRequest, theirs: Relation
+    ) -> None:
+        """Emptying the table that is about to be read would lose it."""
+        same = (
+            self._source_connector.name == self._sink_connector.name
+            and self._source_config == self._sink_config
+            and request.table == split_name(self.spec.sink.table or "")
+        )
+        if same or sink.writes(theirs) in source.reads(request):
+            planner.refuse(
+                [f"{self.spec.sink.table} is both source and sink: write to another table"]
+            )
 
     def _request(self) -> ReadRequest:
         reads = self.spec.source

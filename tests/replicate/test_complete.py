@@ -127,3 +127,47 @@ def test_foreign_keys_and_triggers_are_refused(source: Database, sink: Database,
         job("complete").run()
     sink.execute("alter table t enable replica trigger watch")
     job("complete").run()
+
+
+@pytest.mark.parametrize("mode", ["complete", "complete-atomic"])
+def test_a_table_is_not_replicated_onto_itself(
+    source: Database, sink: Database, job: Make, mode: str
+) -> None:
+    source.execute("create table t (id int primary key)")
+    source.execute("insert into t values (1)")
+    for reads in ({}, {"query": "select id from public.t where id > 0"}):
+        task = job(mode, None if reads else "t", to="public.t", reads=reads)
+        # Another spelling of the same database.
+        task.sink = {"url": source.url + ("&" if "?" in source.url else "?") + "connect_timeout=9"}
+        with pytest.raises(SinkError, match="both source and sink"):
+            task.run()
+    assert source.value("select count(*) from t") == 1
+
+
+def test_missing_rights_are_told_with_the_grant(
+    source: Database, sink: Database, job: Make
+) -> None:
+    role = "cc_writer_" + sink.url.partition("cc_rep_")[2][:20]
+    for database in (source, sink):
+        database.execute("create table t (id int primary key)")
+    sink.execute(f"create role {role} login")
+    try:
+        task = job("complete-atomic")
+        task.sink = {"url": sink.url.replace("//root@", f"//{role}@")}
+        if task.sink["url"] == sink.url:
+            pytest.skip("only where roles log in by trust")
+        with pytest.raises(SinkError, match=r"may not insert, delete, select on public\.t: grant"):
+            task.run()
+        sink.execute(f"grant insert, delete, select on t to {role}")
+        with pytest.raises(SinkError, match="grant create on schema public"):
+            task.run()
+        sink.execute(f"grant create on schema public to {role}")
+        task.run()
+        assert sink.value("select to_regclass('claimcheck_fence') is not null")
+        task.source = {"url": source.url.replace("//root@", f"//{role}@")}
+        with pytest.raises(SourceError, match="permission denied for table t"):
+            task.run()
+    finally:
+        for database in (source, sink):
+            database.execute(f"drop owned by {role}")
+        sink.execute(f"drop role {role}")

@@ -158,6 +158,33 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(inner)
 
 
+# A server's start, to the microsecond, tells it from any other, for every role.
+_IDENTITY = """
+select pg_catalog.pg_postmaster_start_time()::text, d.oid::int8,
+       array(select pg_catalog.to_regclass(name)::oid::int8 from unnest(%s::text[]) name)
+from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()
+"""
+
+
+def identities(
+    connection: psycopg.Connection[Any], names: Sequence[TableName]
+) -> frozenset[tuple[Any, ...]]:
+    """Values that are equal only for one table of one database of one server."""
+    row = connection.execute(_IDENTITY, (list(map(quoted, names)),)).fetchone()
+    assert row is not None
+    started, database, oids = row
+    return frozenset((started, database, oid) for oid in oids)
+
+
+def scanned(plan: dict[str, Any]) -> list[TableName]:
+    """The tables that a plan reads."""
+    return [
+        (node["Schema"], node["Relation Name"])
+        for node in nodes(plan)
+        if "Schema" in node and "Relation Name" in node
+    ]
+
+
 def describe_query(connection: psycopg.Connection[Any], query: sql.Composable) -> Relation:
     """Columns of a query's result; the query is planned but not run."""
     cursor = connection.execute(

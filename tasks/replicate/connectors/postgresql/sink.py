@@ -73,6 +73,11 @@ class PostgreSQLSink(Sink):
                 )
             return catalog.describe_table(self._connection, found)
 
+    def writes(self, relation: Relation) -> Any:
+        name = (relation.detail["schema"], relation.detail["table"])
+        with errors(SinkError, self._config):
+            return next(iter(catalog.identities(self._connection, [name])))
+
     def fit(self, source: Column, sink: Column, dialect: str) -> Fit:
         if dialect == self.dialect:
             return pairs.pair(source, sink)

@@ -101,6 +101,12 @@ class PostgreSQLSource(Source):
         )
         return int(plan["Plan Rows"])
 
+    def reads(self, request: ReadRequest) -> frozenset[Any]:
+        with errors(SourceError, self._config):
+            names = [request.table] if request.table is not None else []
+            plan = catalog.explain(self._connection, sql.SQL("select * {}").format(_from(request)))
+            return catalog.identities(self._connection, [*names, *catalog.scanned(plan)])
+
     def tables(self) -> list[TableName]:
         with errors(SourceError, self._config):
             return [(row[0], row[1]) for row in self._connection.execute(_TABLES)]

@@ -125,14 +125,9 @@ def _bound(
 def _foreign(connection: psycopg.Connection[Any], source: sql.Composable) -> bool:
     """Whether rows come from another server, whose open transactions are not seen here."""
     plan = catalog.explain(connection, sql.SQL("select * {}").format(source))
-    scans = list(catalog.nodes(plan))
-    if any(scan["Node Type"] == "Foreign Scan" for scan in scans):
+    if any(node["Node Type"] == "Foreign Scan" for node in catalog.nodes(plan)):
         return True
-    names = [
-        catalog.quoted((scan["Schema"], scan["Relation Name"]))
-        for scan in scans
-        if "Schema" in scan and "Relation Name" in scan
-    ]
+    names = list(map(catalog.quoted, catalog.scanned(plan)))
     row = connection.execute(_SUBSCRIBED, (names,)).fetchone()
     return bool(row and row[0])
 
