@@ -25,6 +25,8 @@ from conformance import (
     read_all,
     request_for,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tasks.replicate.connector import (
     Batch,
@@ -389,6 +391,50 @@ def test_blocks_are_cut_between_records_wherever_they_end(tmp_path, monkeypatch,
     for path in (tmp_path / "t.csv",):
         data = b"".join(csv_text.chunks(path, csv_text.Dialect()))
         assert data == text
+
+
+PIECES = st.lists(st.sampled_from(["a", '"', '""', ",", "\n", "\r", "\\.", "ü", "\\N"]), max_size=6)
+CELLS = st.none() | PIECES.map("".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rows=st.integers(1, 4).flatmap(lambda w: st.lists(st.tuples(*[CELLS] * w), min_size=1)),
+    block=st.sampled_from([1, 3, 17, 100_000]),
+)
+def test_any_rows_are_read_as_they_were_written(tmp_path_factory, rows, block):
+    from tasks.replicate.connectors.file import csv_text
+
+    dialect, path = csv_text.Dialect(header=False), tmp_path_factory.getbasetemp() / "any.csv"
+    # The first line decides of CR LF, so it has no carriage return of its own.
+    first = tuple("x" for _ in rows[0])
+    path.write_bytes(csv_text.encode([first, *rows], dialect))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csv_text, "BLOCK", block)
+        chunks = list(csv_text.chunks(path, dialect))
+    width = len(first)
+    assert [r for c in chunks for r in csv_text.parse(c, width, dialect, path)] == [first, *rows]
+    assert sum(csv_text.checked(c, dialect, path)[1] for c in chunks) == len(rows) + 1
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    text=st.lists(st.sampled_from(["a", '"', '""', ",", "\n", "\r\n"]), max_size=12).map("".join)
+)
+def test_any_text_is_read_letter_by_letter_alike_or_refused(tmp_path_factory, text):
+    from tasks.replicate.connectors.file import csv_text
+    from tasks.replicate.connectors.file.formats import BadFile
+
+    dialect, path = csv_text.Dialect(header=False), tmp_path_factory.getbasetemp() / "text.csv"
+    path.write_bytes(text.encode())
+    try:
+        chunks = list(csv_text.chunks(path, dialect))
+        counted = sum(csv_text.checked(c, dialect, path)[1] for c in chunks)
+        rows = [row for c in chunks for row in csv_text.parse(c, None, dialect, path)]
+    except BadFile:
+        return
+    assert counted == len(rows)
+    assert rows == [tuple(row) for row in read_csv(b"".join(chunks).decode())]
 
 
 def test_the_byte_lane_carries_the_file_and_counts_its_rows(tmp_path):

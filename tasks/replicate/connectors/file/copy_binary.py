@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.replicate.connector import Batch, Column, ColumnPlan, Kind
+from tasks.replicate.connector import Batch, Column, ColumnPlan, Kind, Row
 from tasks.replicate.connectors.file import arrow_types
 from tasks.replicate.connectors.file.formats import BadFile
 from tasks.replicate.guards import guarded
@@ -103,7 +103,7 @@ def _guard(column: pa.Array, plan: ColumnPlan) -> None:
         (room,) = (guard.argument for guard in plan.guards)
         if room is None or (pc.max(pc.utf8_length(column)).as_py() or 0) <= room:
             return
-    rows = [(cell,) for cell in arrow_types.cells(column, plan.source.name)]
+    rows: list[Row] = [(cell,) for cell in arrow_types.cells(column, plan.source.name)]
     for _ in guarded([Batch(rows, len(rows), 0)], [plan]):
         pass
 

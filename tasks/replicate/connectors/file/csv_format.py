@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tasks.replicate import columnwise
 from tasks.replicate.connector import (
     Batch,
     Cell,
@@ -19,6 +18,7 @@ from tasks.replicate.connector import (
     Lane,
     ReadRequest,
     Relation,
+    Row,
 )
 from tasks.replicate.connectors.file import csv_text
 from tasks.replicate.connectors.file.csv_text import Dialect
@@ -65,12 +65,13 @@ class CSV(Format):
                 continue
             wanted = [names.index(plan.source.name) for plan in request.columns]
             as_is = wanted == list(range(len(names)))
+            guards = _Guards(request.columns, self._dialect)
             for chunk in self._data(path):
                 check()
                 if lane is Lane.ROWS:
                     yield from self._pages(chunk, names, wanted, request.fetch_size, path)
                 elif as_is:
-                    yield self._block(chunk, request.columns, path)
+                    yield self._block(chunk, guards, path)
                 else:
                     rows = self._rows(chunk, names, wanted, path)
                     data = csv_text.encode(rows, self._dialect)
@@ -102,31 +103,11 @@ class CSV(Format):
             page = rows[start : start + size]
             yield Batch(page, len(page), each * len(page))
 
-    def _block(self, chunk: bytes, columns: Sequence[ColumnPlan], path: Path) -> Batch:
+    def _block(self, chunk: bytes, guards: _Guards, path: Path) -> Batch:
         """The bytes as they are, once they are known to be well formed and to pass the guards."""
-        data = csv_text.checked(chunk, self._dialect, path)
-        rows = csv_text.count_records(chunk)
-        watched = [(i, plan) for i, plan in enumerate(columns) if _needed(plan)]
-        if watched:
-            self._guard(chunk, watched, len(columns), path)
+        data, rows, lines = csv_text.checked(chunk, self._dialect, path)
+        guards.apply(chunk, rows, path, lines=lines)
         return Batch(data, rows, len(data))
-
-    def _guard(
-        self, chunk: bytes, watched: Sequence[tuple[int, ColumnPlan]], width: int, path: Path
-    ) -> None:
-        """Apply the guards to their columns; nothing else of the records is made into Python.
-
-        '' counts as NULL here: none of the guarded kinds of column takes it for a value, and the
-        sink sees the bytes.
-        """
-        records = list(csv.reader(io.StringIO(chunk.decode(), newline="")))
-        if any(len(record) != width for record in records):
-            raise BadFile(f"{path}: a record has not the {width} fields of the header")
-        sides = list(zip(*records, strict=True))
-        picked = [[text or None for text in sides[position]] for position, _ in watched]
-        rows = list(zip(*picked, strict=True))
-        for _ in guarded([Batch(rows, len(rows), 0)], [plan for _, plan in watched]):
-            pass
 
     def count(self, paths: Sequence[Path], check: Check) -> int:
         total = 0
@@ -157,6 +138,36 @@ class CSV(Format):
         # Of a column that may hold anything, everything is made text by the one rule for that.
         anything = source.type.loose and source.type.kind is Kind.TEXT
         return Fit(frozenset(lanes), guards=(Guard("text"),) if anything else ())
+
+
+class _Guards:
+    """The plan's guards, in the byte lane: only their columns are made into Python's text."""
+
+    def __init__(self, columns: Sequence[ColumnPlan], dialect: Dialect) -> None:
+        self._watched = [(i, plan) for i, plan in enumerate(columns) if _needed(plan)]
+        self._dialect = dialect
+        self._width = len(columns)
+        self._picker = dialect.picker([i for i, _ in self._watched]) if self._watched else None
+
+    def apply(self, chunk: bytes, rows: int, path: Path, *, lines: bool) -> None:
+        """Raises SourceError naming the column of a value that does not pass."""
+        if self._picker is None:
+            return
+        if lines:
+            # Behind the last line feed another line would seem to begin.
+            found = self._picker.findall(chunk[:-1].decode())
+            if len(found) != rows:
+                raise BadFile(f"{path}: a record has not the {self._width} fields of the header")
+            written = [found] if len(self._watched) == 1 else list(zip(*found, strict=True))
+            sides = [csv_text.unquoted(side, self._dialect.null) for side in written]
+        else:
+            records = csv_text.parse(chunk, self._width, self._dialect, path)
+            sides = [[record[i] for record in records] for i, _ in self._watched]  # type: ignore
+        for side, (_, plan) in zip(sides, self._watched, strict=True):
+            if not all(columnwise.passes(guard, side) for guard in plan.guards):
+                cells: list[Row] = [(cell,) for cell in side]
+                for _batch in guarded([Batch(cells, len(cells), 0)], [plan]):
+                    pass
 
 
 def _needed(plan: ColumnPlan) -> bool:

@@ -13,7 +13,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,23 @@ class Dialect:
         end = re.escape(self.delimiter)
         return re.compile(rf'(?:"((?:[^"]++|"")*+)"|([^"{end}\r\n]*+))({end}|\n)')
 
-    @cached_property
-    def records(self) -> re.Pattern[bytes]:
-        """Any number of well-formed records."""
-        end = re.escape(self.delimiter).encode()
-        field = rb'(?:"(?:[^"]++|"")*+"|[^"' + end + rb"\r\n]*+)"
-        return re.compile(rb"(?:" + field + rb"(?:" + end + rb"|\n))*+")
+    def records(self, *, lines: bool) -> re.Pattern[bytes]:
+        """Any number of well-formed records; with ``lines`` none that goes on over a line feed."""
+        return _records(self.delimiter, "\n" if lines else "")
+
+    def picker(self, positions: Sequence[int]) -> re.Pattern[str]:
+        """Some fields of a record that is one line, as they are written; each is a group."""
+        field = rf'(?:"(?:[^"]++|"")*+"|[^"{re.escape(self.delimiter)}\n]*+)'
+        last = max(positions)
+        parts = [f"({field})" if place in positions else field for place in range(last + 1)]
+        return re.compile("^" + re.escape(self.delimiter).join(parts), re.MULTILINE)
+
+
+@cache
+def _records(delimiter: str, inside: str) -> re.Pattern[bytes]:
+    end = re.escape(delimiter)
+    field = rf'(?:"(?:[^"{inside}]++|"")*+"|[^"{end}\r\n]*+)'
+    return re.compile(rf"(?:{field}(?:{end}|\n))*+".encode())
 
 
 def blocks(path: Path, dialect: Dialect) -> Iterator[bytes]:
@@ -136,20 +147,36 @@ def count_records(chunk: bytes) -> int:
     return sum(part.count(b"\n") for part in chunk.split(b'"')[::2])
 
 
-def checked(chunk: bytes, dialect: Dialect, path: Path) -> bytes:
-    """The chunk, if every record is well formed; what PostgreSQL would stop at is quoted."""
-    found = dialect.records.match(chunk)
-    assert found is not None
-    if found.end() != len(chunk):
+def checked(chunk: bytes, dialect: Dialect, path: Path) -> tuple[bytes, int, bool]:
+    """The chunk, how many records it has, and whether each is one line.
+
+    Raises BadFile where one is malformed. What PostgreSQL would stop at is quoted.
+    """
+    lines = _matches(dialect.records(lines=True), chunk)
+    if not lines and not _matches(dialect.records(lines=False), chunk):
         raise BadFile(
             f"{path}: a record is malformed (a quote inside an unquoted field, text behind a "
             "closing quote, or a carriage return outside of quotes)"
         )
-    if b"\\.\n" not in chunk:
-        return chunk
-    parts = chunk.split(b'"')
-    parts[::2] = [re.sub(rb"(?m)^\\\.$", b'"\\\\."', part) for part in parts[::2]]
-    return b'"'.join(parts)
+    count = chunk.count(b"\n") if lines else count_records(chunk)
+    if b"\\.\n" in chunk:
+        parts = chunk.split(b'"')
+        parts[::2] = [re.sub(rb"(?m)^\\\.$", b'"\\\\."', part) for part in parts[::2]]
+        chunk = b'"'.join(parts)
+    return chunk, count, lines
+
+
+def _matches(pattern: re.Pattern[bytes], chunk: bytes) -> bool:
+    found = pattern.match(chunk)
+    return found is not None and found.end() == len(chunk)
+
+
+def unquoted(side: Sequence[str], null: str) -> list[str | None]:
+    """Fields as they are written, as text; without quotes NULL may be among them."""
+    return [
+        field[1:-1].replace('""', '"') if field[:1] == '"' else None if field == null else field
+        for field in side
+    ]
 
 
 def header(path: Path, dialect: Dialect) -> list[str]:
