@@ -115,5 +115,6 @@ app = App(
     "claimcheck",
     backend="tasks.results:RunBackend",
     control="tasks.control:Control",
+    events="tasks.dispatcher:Events",
 )
 app.config_from_object(_checked())

@@ -11,6 +11,7 @@ from typing import Any
 
 from celery import signals
 from celery.worker.consumer import Consumer as CeleryConsumer
+from kombu.exceptions import OperationalError
 
 from tasks import inspection
 
@@ -23,6 +24,12 @@ inspection.register()
 
 class Consumer(CeleryConsumer):
     """Celery's consumer with quiet refusals, and back soon after its broker is."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # As kombu calls a connection that broke while something was published: no reason to end
+        # the whole worker, which Celery does with an error that is not among these.
+        self.connection_errors = (*self.connection_errors, OperationalError)
 
     def ensure_connected(self, conn: Any) -> Any:
         # Celery's own pause grows to 30 s, which runs would wait for once Redis is back.
