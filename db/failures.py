@@ -29,6 +29,6 @@ def is_connection_lost(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The driver's message in one line."""
+    """The driver's message in one line, without its full stop: it goes on in ours."""
     lines = str(driver_error(error)).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return lines[0].rstrip(". ") if lines else type(error).__name__

@@ -62,6 +62,8 @@ class RunHandle:
     queue: str
     priority: int
     offerable: bool
+    stands_for: str | None = None
+    """Where a run was handed back, why: ``active``, ``same_key`` or ``same_id``."""
 
     @property
     def offer(self) -> Offer:
@@ -253,6 +255,7 @@ def _stand_in(
         queue=found["queue"] or "",
         priority=found["priority"] or 0,
         offerable=False,
+        stands_for=outcome,
     )
 
 
@@ -368,7 +371,15 @@ def _sink_disabled(connection: AnyConnection, job: str) -> JobDisabled:
     )
 
 
+def _takes_no_params(connection: AnyConnection, job: str) -> InvalidParameters:
+    return InvalidParameters(
+        f"job {job!r} is a replication, which takes no parameters: what it does is its definition. "
+        f"Show it with: celery -A tasks job show {job}"
+    )
+
+
 _REFUSALS: Mapping[str, Callable[[AnyConnection, str], Exception]] = {
+    "takes_no_params": _takes_no_params,
     "unknown": _unknown,
     "disabled": _disabled,
     "source_disabled": _source_disabled,

@@ -13,7 +13,16 @@ holder, never by a process number in a file. The connection that `ensure` opens 
 the process and its forked children; while one is open, the servers stay.
 """
 
-from db.embedded.client import Endpoints, Status, ensure, remove, revive, status, stop
+from db.embedded.client import (
+    Endpoints,
+    Status,
+    ensure,
+    holds_database,
+    remove,
+    revive,
+    status,
+    stop,
+)
 from db.embedded.place import EmbeddedError, prepare_home
 
 __all__ = [
@@ -21,6 +30,7 @@ __all__ = [
     "Endpoints",
     "Status",
     "ensure",
+    "holds_database",
     "prepare_home",
     "remove",
     "revive",

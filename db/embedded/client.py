@@ -201,6 +201,17 @@ def status(home: Path) -> Status:
     )
 
 
+def holds_database(home: Path) -> bool:
+    """Whether a database was ever made for a state folder; makes and starts nothing."""
+    place = recorded(Path(os.path.realpath(home.expanduser())))
+    if place is None:
+        return False
+    try:
+        return place.postgres_data.exists()
+    except PermissionError:  # another account's, so it is there
+        return True
+
+
 def remove(home: Path) -> None:
     """Stop the servers and delete the state folder with all data, wherever they lie."""
     stop(home, force=True)

@@ -28,6 +28,7 @@ with moment as materialized (
   from moment, job j
   where j.name = %(job)s::text
     and (%(accept_disabled)s::boolean or (j.enabled and j.source_enabled and j.sink_enabled))
+    and (j.handler <> 'replicate' or %(params)s::jsonb = '{}')
   for key share of j
 ), admitted as materialized (
   -- Active under any policy: a schedule skips where a manual trigger queues, and policies change.
@@ -86,7 +87,8 @@ with moment as materialized (
                      between interval '1 millisecond' and interval '1 second'
                 then current_setting('lock_timeout') else '1s' end, true) as lock_timeout
 ), asked as materialized (
-  select j.id, j.queue, j.priority, j.enabled or %(accept_disabled)s::boolean as enabled,
+  select j.id, j.queue, j.priority,
+         j.handler = 'replicate' and %(params)s::jsonb <> '{}' as takes_no_params, j.enabled or %(accept_disabled)s::boolean as enabled,
          j.source_enabled or %(accept_disabled)s::boolean as source_enabled,
          j.sink_enabled or %(accept_disabled)s::boolean as sink_enabled,
          j.overlap = 'skip' or (%(by_schedule)s::boolean
@@ -116,7 +118,8 @@ with moment as materialized (
   ) r
   where asked.skips and asked.enabled and asked.source_enabled and asked.sink_enabled
 ), chosen as materialized (
-  select * from standing order by rank limit 1
+  select * from standing
+  where not exists (select from asked where takes_no_params) order by rank limit 1
 ), kept as materialized (
   -- The lock that the foreign key takes later, while the deadline still holds.
   select r.id from chosen join job_run r on r.id = chosen.id
@@ -128,7 +131,8 @@ with moment as materialized (
   returning id
 )
 select
-  case when chosen.id is not null then chosen.outcome
+  case when asked.takes_no_params then 'takes_no_params'
+       when chosen.id is not null then chosen.outcome
        when asked.id is null then 'unknown'
        when not asked.enabled then 'disabled'
        when not asked.source_enabled then 'source_disabled'

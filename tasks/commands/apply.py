@@ -29,7 +29,7 @@ def apply(out: Output, file: str, dry_run: bool) -> None:
     What the file does not name is left alone. ${NAME} comes from the environment; - is standard
     input.
     """
-    control.require_database()
+    control.require_database(may_create=True)
     keyring = control.open_keyring()
     known = handlers.load()
     with catalog.reading() if dry_run else catalog.editing() as session:

@@ -54,7 +54,7 @@ def list_(
     if run_id:
         query = query.where(AuditEvent.run_id == resolve(run_id))
     with catalog.reading() as session:
-        found = [
+        found: list[dict[str, Any]] = [
             {
                 "id": event.id,
                 "at": event.at,

@@ -12,6 +12,7 @@ from db.models import Datasource, Job
 from db.redaction import redact, secrets_known, secrets_of
 from dispatch import catalog, datasources
 from dispatch.changes import Change
+from dispatch.context import HandlerFailure
 from tasks.commands import console, control, values
 from tasks.commands.console import Output
 from tasks.connectors import CONNECTORS
@@ -46,7 +47,7 @@ def add(
     with secrets_known(secrets_of(secrets)):
         canonical = CONNECTORS.canonical(connector)
         settings = values.settings_given(given, CONNECTORS.secret_keys(canonical))
-        control.require_database()
+        control.require_database(may_create=True)
         keyring = control.open_keyring()
         with catalog.editing() as session:
             change = datasources.add(
@@ -165,7 +166,7 @@ def show(out: Output, name: str) -> None:
 @datasource.command()
 @click.argument("name")
 @console.command
-def test(out: Output, name: str) -> None:
+def test(out: Output, name: str) -> int:
     """Connect, and say what was found.
 
     Exit 1 where it cannot be reached.
@@ -180,14 +181,17 @@ def test(out: Output, name: str) -> None:
     with secrets_known(secrets_of(config)):
         try:
             found = registry.test(connector, config)
-        except ValueError as error:
-            raise click.ClickException(redact(str(error))) from None
+        except (ValueError, HandlerFailure) as error:
+            text = redact(str(error))
+            out.fail(text if name in text else f"datasource {name}: {text}")
+            return 1
     seconds = round(time.monotonic() - begun, 3)
     out.say(f"{name} answers: {found} ({seconds:.3f} s)", "green")
     if out.as_json:
         out.document(
             {"name": name, "connector": connector, "ok": True, "found": found, "seconds": seconds}
         )
+    return 0
 
 
 @datasource.command()

@@ -46,6 +46,7 @@ def status(out: Output) -> int:
 
     Exit 1 where an upgrade is missing.
     """
+    control.require_state()
     endpoints = settings.services()
     engine = session.engine()
     found = migrations.status(engine)

@@ -77,7 +77,10 @@ def doctor(out: Output, ctx: click.Context, beat_here: bool) -> int:
     )
     if beat_here:
         checks = (("database", _database), ("beat", _beat_here))
-    for name, check in checks:
+    with found.of("database"):
+        control.require_state()
+    # Without a state to look at, the other checks would make one.
+    for name, check in checks if not found.checks else ():
         with found.of(name):
             check(found)
     failed = any(check["status"] == "failed" for check in found.checks)
@@ -256,7 +259,8 @@ def _workers(found: Examination, app: Any) -> None:
             found.add(
                 "queue",
                 "failed",
-                f"{row['runs']:,} runs wait in {row['queue']}, which no worker takes from: "
+                f"{counted(row['runs'], 'run waits', 'runs wait')} in {row['queue']}, which no "
+                "worker takes from: "
                 f"celery -A tasks worker -Q {row['queue']}",
             )
 
@@ -267,17 +271,30 @@ def _runs(found: Examination) -> None:
     with session.transaction() as connection:
         row = statements.row(connection, _SQL["health"])
     assert row is not None
+    beat = "is a beat running? celery -A tasks beat"
     troubles = {
-        "expired_leases": "runs whose lease ran out over a minute ago are not recovered: is a beat "
-        "running?",
-        "overdue_schedules": "schedules are due for over a minute: is a beat running?",
-        "failing_schedules": "schedules cannot be fired; see the beat's log, and: "
-        "celery -A tasks schedule list",
+        "expired_leases": (
+            f"run whose lease ran out over a minute ago is not recovered: {beat}",
+            f"runs whose lease ran out over a minute ago are not recovered: {beat}",
+        ),
+        "overdue_schedules": (
+            f"schedule is due for over a minute: {beat}",
+            f"schedules are due for over a minute: {beat}",
+        ),
+        "failing_schedules": (
+            "schedule cannot be fired; see the beat's log, and: celery -A tasks schedule list",
+            "schedules cannot be fired; see the beat's log, and: celery -A tasks schedule list",
+        ),
     }
     fine = True
     for key, trouble in troubles.items():
         if row[key]:
             fine = False
-            found.add("runs", "warning", f"{row[key]:,} {trouble}")
+            found.add("runs", "warning", counted(row[key], *trouble))
     if fine:
         found.add("runs", "ok", f"{row['running']:,} running, none without an owner")
+
+
+def counted(count: int, one: str, many: str) -> str:
+    """``1 run waits``, ``1,200 runs wait``"""
+    return f"{count:,} {one if count == 1 else many}"

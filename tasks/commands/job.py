@@ -69,7 +69,7 @@ def add(out: Output, name: str, given: tuple[str, ...], **options: Any) -> None:
     For example: job add report --handler report --param day=2026-11-01
     """
     raw = _raw(given, options)
-    control.require_database()
+    control.require_database(may_create=True)
     with catalog.editing() as session:
         jobs.add(session, CONNECTORS, name, raw, actor=console.actor())
         found = as_json(session, catalog.job(session, name))

@@ -39,6 +39,7 @@ def status(out: Output) -> int:
 
     Exit 1 where stored envelopes need a key that is missing.
     """
+    control.require_state()
     found = control.open_keyring()
     control.require_database()
     in_use = reencryption.versions_in_use()
@@ -140,6 +141,7 @@ def reencrypt(out: Output, limit: int | None) -> int:
 
     Also those of retained snapshots. Repeat it while some remain.
     """
+    control.require_state()
     found = control.open_keyring()
     control.require_database()
     with Progress(console=out.messages, transient=True) as bar:

@@ -16,6 +16,7 @@ from dispatch import cancel as cancelling
 from dispatch import enqueue
 from dispatch import retry as retrying
 from dispatch.durations import InvalidDuration, parse_duration
+from dispatch.enqueue import RunHandle
 from dispatch.lifecycle import JobRunStatus
 from tasks.commands import console, control, loglines, runs, values, waits, watching
 from tasks.commands.console import Output, usage
@@ -59,7 +60,7 @@ def trigger(
             delay = parse_duration(countdown, what="--countdown").total_seconds()
         except InvalidDuration as error:
             usage(str(error))
-    control.require_database()
+    control.require_database(may_create=True)
     handle = enqueue.submit(
         PORTS,
         job,
@@ -73,7 +74,7 @@ def trigger(
     if handle.created:
         out.say(f"created run {handle.run_id}")
     else:
-        out.say(f"handed back run {handle.run_id}, which is active or was triggered before")
+        out.say(f"handed back run {handle.run_id}: {_why_none(handle)}")
     held_up = waits.stored(handle.run_id)
     if held_up is not None and (held_up.reasons or held_up.behind):
         out.warn(str(held_up))
@@ -238,11 +239,15 @@ def logs(out: Output, run_id: UUID | str, follow: bool) -> None:
             }
         )
         return
+    told = False
     for text in _followed(found["id"]) if follow else loglines.lines(log):
+        told = True
         if out.as_json:
             out.line(loglines.as_json(text))
         else:
             click.echo(text)
+    if not told:
+        out.warn(f"no lines: run {found['id']} is {found['status']} and has logged nothing")
 
 
 @run.command()
@@ -255,7 +260,10 @@ def cancel(out: Output, run_id: UUID | str) -> None:
     if answer.status is JobRunStatus.CANCELLED:
         out.say(f"run {answer.run_id} is CANCELLED")
     else:
-        out.say(f"run {answer.run_id} is asked to stop; follow it with: run watch {answer.run_id}")
+        out.say(
+            f"run {answer.run_id} is asked to stop; follow it with: celery -A tasks run watch "
+            f"{answer.run_id}"
+        )
     if answer.cancellation_warning:
         out.warn(answer.cancellation_warning)
     if out.as_json:
@@ -281,6 +289,12 @@ def retry(out: Output, run_id: UUID | str, wait: bool) -> int:
 def _stands(run_id: UUID, **extra: Any) -> dict[str, Any]:
     with session.transaction() as connection:
         return {**runs.as_json(runs.named(JobRunRepository(connection), run_id)), **extra}
+
+
+def _why_none(handle: RunHandle) -> str:
+    if handle.stands_for == "same_key":
+        return "the same idempotency key was given before"
+    return "it is still active, and the job allows one active run (overlap: skip)"
 
 
 def _params(given: tuple[str, ...]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from commands_support import Cli
@@ -205,7 +206,7 @@ def test_a_datasource_that_does_not_answer_fails_the_test(cli: Cli) -> None:
     cli("datasource", "add", "away", "--connector", "postgresql", "--url-env", "U", U=url).done()
     answer = cli("datasource", "test", "away", "--json").failed()
     assert SECRET not in answer.stdout + answer.stderr
-    assert answer.json["error"]
+    assert answer.json["error"].startswith("datasource away: ")
 
 
 def test_without_its_key_a_datasource_says_so_and_can_be_replaced__R_X3(
@@ -269,6 +270,25 @@ def test_a_replication_job_is_checked_with_its_connectors(cli: Cli, file: Path, 
     shown = cli("job", "show", "copy", "--json").done().json
     assert shown["watermark_note"].startswith("safe bound")
     assert shown["definition"]["source"] == {"datasource": "shop", "table": "public.a"}
+
+
+def test_a_replication_takes_no_parameters__R_T8(
+    cli: Cli, file: Path, url: str, rows: Callable[..., Any], trigger: Any
+) -> None:
+    from tasks import InvalidParameters
+
+    added = cli("apply", file, SHOP_URL=url).done().stdout
+    assert "+ job orders  complete, shop public.orders -> warehouse public.orders" in added
+    assert "+ datasource shop  postgresql\n" in added
+    refused = cli("run", "trigger", "orders", "--param", "day=1").failed().stderr
+    assert "takes no parameters" in refused
+    assert "celery -A tasks job show orders" in refused
+    assert rows("select from job_run") == []
+    cli("run", "trigger", "orders").done()
+    # Also where an active run would be handed back: nothing is stored, no alias either.
+    with pytest.raises(InvalidParameters, match="takes no parameters"):
+        trigger.apply_async(("orders",), {"day": 1}, task_id=str(uuid4()))
+    assert rows("select from run_alias") == []
 
 
 def test_a_job_with_an_active_run_stays__R_S3(cli: Cli) -> None:

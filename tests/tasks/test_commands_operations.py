@@ -166,6 +166,22 @@ def test_a_missing_key_is_reported__R_X3(
     assert "lacks v1" in {check["name"]: check for check in doctor["checks"]}["keyring"]["message"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("run", "list"), ("job", "list"), ("keyring", "status"), ("db", "status"), ("doctor",)],
+)
+def test_a_command_that_reads_makes_no_new_database(
+    cli: Cli, configure: Callable[..., Any], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    home = tmp_path / "wrong-folder"
+    configure(DATABASE_URL=None, CLAIMCHECK_HOME=home, CLAIMCHECK_KEYRING_FILE=None)
+    answer = cli(*words).failed()
+    said = answer.stdout + answer.stderr
+    assert f"there is no embedded database in {home}" in said
+    assert "CLAIMCHECK_HOME" in said
+    assert not home.exists()
+
+
 def test_an_existing_keyring_is_never_overwritten(cli: Cli, environment: dict[str, str]) -> None:
     path = Path(environment["CLAIMCHECK_KEYRING_FILE"])
     before = path.read_bytes()

@@ -58,7 +58,12 @@ def test_a_trigger_tells_the_run_and_whether_it_made_it(cli: Cli, started: Any, 
     assert datetime.fromisoformat(found["created_at"]).utcoffset() is not None
     again = cli("run", "trigger", "report", "--idempotency-key", "k", "--json").done().json
     assert (again["created"], again["id"]) == (False, found["id"])
-    assert "handed back run" in cli("run", "trigger", "report", "--idempotency-key", "k").stdout
+    told = cli("run", "trigger", "report", "--idempotency-key", "k").done().stdout
+    assert f"handed back run {found['id']}: the same idempotency key was given before" in told
+    cli("job", "edit", "report", "--overlap", "skip").done()
+    told = cli("run", "trigger", "report").done().stdout
+    assert f"handed back run {found['id']}: it is still active" in told
+    assert rows("select count(*) as count from job_run") == [{"count": 1}]
 
 
 def test_a_trigger_that_is_refused_stores_nothing__R_T8(cli: Cli, started: Any, rows: Any) -> None:
@@ -196,7 +201,7 @@ def test_cancelling_is_durable_and_repeatable__R_K1(cli: Cli, started: Any, rows
     assert (again["status"], again["changed"]) == ("CANCELLED", False)
     claim(rows, running)
     asked = cli("run", "cancel", running).done()
-    assert "is asked to stop" in asked.stdout
+    assert f"celery -A tasks run watch {running}" in asked.stdout
     assert cli("run", "show", running, "--json").json["status"] == "CANCEL_REQUESTED"
     end(rows, ended, "SUCCEEDED")
     assert "SUCCEEDED" in cli("run", "cancel", ended).failed().stderr
@@ -219,6 +224,8 @@ def test_logs_are_lines_with_a_mark_where_some_were_left_out__R_X5(
     assert cli("run", "logs", run, "--json").done().json == {
         "run_id": run, "lines": [], "dropped_bytes": 0,
     }  # fmt: skip
+    empty = cli("run", "logs", run).done()
+    assert (empty.stdout, "no lines" in empty.stderr) == ("", True)
     rows(
         "insert into run_log (run_id, head, tail, dropped_bytes) values (%s, %s, %s, 1234)",
         run,
