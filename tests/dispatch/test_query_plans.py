@@ -375,7 +375,8 @@ def test_the_claims_of_a_held_horizon_are_cut_short_by_bounds__R_C3(
             table.fill(finished=0, held=0, waiting=6_000)
             table.prepare("claim_next", CLAIMS["claim_next"])
             costs = []
-            for count in (500, 2_500):
+            # Past the runs of the one job that stands first, so that both looks see all jobs.
+            for count in (2_200, 2_000):
                 for _ in range(count):
                     assert claimer.next() is not None
                 bounds = claimer.claims._looks["runs"].bounds
