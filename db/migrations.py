@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, text
-
-from alembic import command
 
 # Its lines about contexts and transactional DDL tell an operator nothing.
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "alembic"
+
+_REVISION = re.compile(r'^revision(?:: \w+)? = "(\w+)"', re.MULTILINE)
+_FOLLOWS = re.compile(r'^down_revision(?:: [\w | ]+)? = "(\w+)"', re.MULTILINE)
 
 # Any number of processes may migrate at once; one does, the others wait and find it done.
 MIGRATION_LOCK = 0x636C61696D
@@ -38,27 +38,37 @@ class MigrationStatus:
         return self.current == self.head
 
 
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
-    return config
-
-
+@functools.cache
 def head() -> str:
-    """The newest version that this code knows."""
-    return str(ScriptDirectory.from_config(_config()).get_current_head())
+    """The newest version that this code knows: the one that no other follows.
+
+    Read from the files' own lines, because every command asks, and Alembic takes a while to load.
+    """
+    files = [path.read_text(encoding="utf-8") for path in (SCRIPTS / "versions").glob("*.py")]
+    known = {found[1] for found in map(_REVISION.search, files) if found}
+    followed = {found[1] for found in map(_FOLLOWS.search, files) if found}
+    (newest,) = known - followed
+    return newest
 
 
 def status(engine: Engine) -> MigrationStatus:
     """Read the database's version."""
     with engine.connect() as connection:
-        current = MigrationContext.configure(connection).get_current_revision()
+        migrated = connection.scalar(text("select to_regclass('alembic_version') is not null"))
+        current = (
+            connection.scalar(text("select version_num from alembic_version")) if migrated else None
+        )
     return MigrationStatus(current, head())
 
 
 def upgrade(engine: Engine, revision: str = "head") -> MigrationStatus:
     """Apply what is missing, in one transaction, and return where the database stands then."""
-    config = _config()
+    from alembic.config import Config
+
+    from alembic import command
+
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
     with engine.begin() as connection:
         connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
         config.attributes["connection"] = connection

@@ -136,8 +136,6 @@ def usage(text: str) -> NoReturn:
 @contextmanager
 def _told(output: Output) -> Iterator[None]:
     """Errors become one message and status 1; an unforeseen one keeps its traceback, redacted."""
-    from tasks.commands.failures import explain
-
     try:
         yield
     except (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit):
@@ -150,6 +148,9 @@ def _told(output: Output) -> Iterator[None]:
         output.messages.print("interrupted", style="yellow")
         sys.exit(130)
     except Exception as error:
+        # What it knows of errors takes a while to load, and most commands end well.
+        from tasks.commands.failures import explain
+
         message = explain(error)
         if message is None:
             click.echo(redact("".join(traceback.format_exception(error))), err=True)

@@ -80,3 +80,7 @@ def test_an_empty_database_is_refused_with_the_way_out(engine: Engine) -> None:
 def test_upgrading_again_changes_nothing(engine: Engine) -> None:
     first = migrations.upgrade(engine)
     assert migrations.upgrade(engine) == first
+
+
+def test_the_newest_version_is_the_one_that_alembic_finds() -> None:
+    assert migrations.head() == versions()[-1]
