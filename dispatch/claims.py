@@ -16,6 +16,7 @@ from db import statements
 from db.failures import is_connection_lost
 from db.link import Link
 from dispatch.deadlines import sign_of_life
+from dispatch.ports import Offer
 
 PRIORITIES = tuple(range(9, -1, -1))
 WINDOW = 32
@@ -123,6 +124,26 @@ class RunClaims:
         """
         taken, _ = self._ask(link, _SQL["claim_directed"], {"run_id": run_id})
         return taken
+
+    def beyond(self, link: Link, run_id: UUID) -> Beyond | None:
+        """What the named run needs and this worker lacks, where that alone keeps it from it.
+
+        Raises psycopg.Error.
+        """
+        asked = {
+            "run_id": run_id,
+            "handlers": list(self._handlers()),
+            "key_versions": list(self._key_versions()),
+        }
+        found = link.row(_SQL["beyond_this_worker"], asked)
+        if found is None:
+            return None
+        needs = (
+            f"the handler {found['handler']!r}: name its module in CLAIMCHECK_HANDLERS"
+            if found["is_unknown"]
+            else "a key that its keyring does not hold: give it the current keyring file"
+        )
+        return Beyond(Offer(run_id, found["queue"], found["priority"]), needs)
 
     def next(self, link: Link, queue: str) -> ClaimedRun | None:
         """Claim the first eligible run of ``queue`` by R-C3's order, or None. Waits for nobody.
@@ -264,6 +285,14 @@ class RunClaims:
         return self._taken(
             self._settle(link, request.parameters), request.parameters, request.asked_at
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """A run that another worker can take and this one cannot, and what this one lacks."""
+
+    offer: Offer
+    needs: str
 
 
 @dataclass(frozen=True, slots=True)

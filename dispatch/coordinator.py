@@ -28,6 +28,7 @@ from dispatch.finalization import (
     RunFinalizationService,
 )
 from dispatch.handlers import Handler
+from dispatch.handover import Handover
 from dispatch.held import HeldRun
 from dispatch.keeper import Ender, LeaseKeeper
 from dispatch.leases import RunLeaseService
@@ -84,6 +85,7 @@ class WorkerDispatchCoordinator:
             handlers=known,
             key_versions=lambda: keyring().versions,
         )
+        self._handover = Handover(ports, self._claims)
         self._finalization = RunFinalizationService(ports)
         self._keeper = LeaseKeeper(
             RunLeaseService(self._lease_seconds), record=self._record_stuck, on_stuck=on_stuck
@@ -181,6 +183,8 @@ class WorkerDispatchCoordinator:
                 claimed = None
                 if run_id is not None:
                     claimed = self._claims.directed(self._link, run_id)
+                    if claimed is None:
+                        self._handover.hand_on(self._link, run_id)
                 return claimed or self._claims.next(self._link, queue)
             except psycopg.Error as error:
                 self._link.close()

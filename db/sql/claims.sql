@@ -263,6 +263,23 @@ select claimed.*,
   extract(epoch from clock_timestamp() - statement_timestamp())::float8 as seconds
 from (select) always left join claimed on true;
 
+-- name: beyond_this_worker
+-- A due run that this worker may not take, because it does not know the handler or does not hold a
+-- key of it (R-C2), while another one may; no row where the run is not to be had for other reasons.
+select r.queue, r.priority, j.handler,
+  not (j.handler = any(%(handlers)s::text[])) as is_unknown
+from job_run r
+join job j on j.id = r.job_id
+left join datasource s on s.id = j.source_id
+left join datasource t on t.id = j.sink_id
+where r.id = %(run_id)s::uuid and r.lease_token is null and r.finished_at is null
+  and r.available_at <= statement_timestamp()
+  and j.enabled and not j.paused and j.source_enabled and j.sink_enabled
+  and coalesce(s.enabled, true) and coalesce(t.enabled, true)
+  and not (j.handler = any(%(handlers)s::text[])
+    and coalesce(s.envelope->>'key_version' = any(%(key_versions)s::text[]), true)
+    and coalesce(t.envelope->>'key_version' = any(%(key_versions)s::text[]), true));
+
 -- name: claim_by_token
 -- What became of a claim whose answer was lost: the run, if it landed and is still held (R-R7).
 select u.id, u.job_id, u.job_name, u.root_run_id, u.previous_run_id, u.attempt,
