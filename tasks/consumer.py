@@ -29,7 +29,7 @@ class Consumer(CeleryConsumer):
         super().__init__(*args, **kwargs)
         # As kombu calls a connection that broke while something was published: no reason to end
         # the whole worker, which Celery does with an error that is not among these.
-        self.connection_errors = (*self.connection_errors, OperationalError)
+        self.connection_errors = (*self.conninfo.connection_errors, OperationalError)
 
     def ensure_connected(self, conn: Any) -> Any:
         # Celery's own pause grows to 30 s, which runs would wait for once Redis is back.

@@ -147,8 +147,9 @@ def test_slot_goes_on_to_the_next_runs_of_its_queue__R_C1(
     with worker(pool="solo", CLAIMCHECK_SLOT_RUNS="10") as running:
         for result in results:
             result.get(timeout=30)
-        taken = running.output().count("Task tasks.trigger[")
-    assert 3 <= taken / 2 <= 15
+        # Not the lines of ends: the last one may come after the last result.
+        taken = running.output().count("] received")
+    assert 3 <= taken <= 15
 
 
 def test_handlers_that_a_worker_does_not_know_are_left_alone__R_C2(
