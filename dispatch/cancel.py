@@ -77,7 +77,10 @@ def request_cancel(connection: Connection, run_id: UUID | str, *, actor: str) ->
                 cancellation_warning=now["cancellation_warning"],
             )
         if status in {JobRunStatus.SUCCEEDED, JobRunStatus.FAILED}:
-            raise NotCancellable(f"run {now['id']} has already ended as {status}")
+            raise NotCancellable(
+                f"run {now['id']} has already ended as {status}; there is nothing to cancel. "
+                f"See it with: celery -A tasks run show {now['id']}"
+            )
     raise TriggerBusy(f"run {asked}: its attempts keep changing; try again")
 
 

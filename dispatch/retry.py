@@ -43,7 +43,10 @@ def retry_run(
     if last["id"] == created:
         return _handle(last)
     if last["status"] != "FAILED":
-        raise NotRetryable(f"run {last['id']} is {last['status']}; only a FAILED run is retried")
+        raise NotRetryable(
+            f"run {last['id']} is {last['status']}; only a FAILED run is retried. "
+            f"Start a new one with: celery -A tasks run trigger {last['job_name']}"
+        )
     if last["job_id"] is None:
         raise NotRetryable(f"run {last['id']}: its job {last['job_name']!r} was removed")
     new: dict[str, Any] = {
@@ -66,6 +69,7 @@ def retry_run(
     raise OverlapRefused(
         f"job {last['job_name']!r} allows one active run and has it {found}: "
         "wait for that run or cancel it, then retry"
+        + ("" if active is None else f": celery -A tasks run cancel {active['id']}")
     )
 
 

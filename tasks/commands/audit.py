@@ -108,7 +108,8 @@ def summary(detail: dict[str, Any]) -> str:
 
     ``mode: complete, source.table: a`` for what was added, ``priority: 0 -> 4`` for a change.
     """
-    return ", ".join(f"{key}: {_change(value)}" for key, value in detail.items())
+    text = ", ".join(f"{key}: {_change(value)}" for key, value in detail.items())
+    return " ".join(text.split())
 
 
 def _change(value: Any) -> str:

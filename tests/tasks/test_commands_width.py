@@ -108,3 +108,10 @@ def test_the_audit_sums_a_change_up(cli: Cli) -> None:
     assert lines[1].endswith("priority: 2 -> 4")
     assert "handler: report" in lines[2]
     assert "[" not in lines[2]
+
+
+def test_a_summary_is_one_line() -> None:
+    from tasks.commands.audit import summary
+
+    detail = {"source.query": [None, "select 1\n  from a"], "timeout": [60, None]}
+    assert summary(detail) == "source.query: select 1 from a, timeout: 60 -> none"
