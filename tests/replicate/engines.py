@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from conformance import Harness
+from files_kit import FolderHarness
+from mysql_kit import a_database
 from replication_kit import fresh_database
-from test_files import FolderHarness
-from test_mysql import a_database
+from sqlite_kit import SQLiteHarness
 from test_postgresql import PostgreSQLHarness
-from test_sqlite import SQLiteHarness
 
 FILES = ("csv", "jsonl", "parquet")
 NAMES = ("postgresql", "mysql", "sqlite", *FILES)

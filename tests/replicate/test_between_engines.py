@@ -20,8 +20,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from mysql_kit import a_database as mysql_database
 from replication_kit import Database, Job, definition, fresh_database
-from test_mysql import a_database as mysql_database
 
 from dispatch.context import HandlerFailure
 from tasks.replicate import checksum, registry

@@ -1,13 +1,11 @@
-"""SQLite as source and sink: the conformance suite, and the traps that are SQLite's own."""
+"""SQLite as source and sink: the suite, its file, its locks, queries and watermarks."""
 
 from __future__ import annotations
 
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,13 @@ from typing import Any
 import pytest
 from conformance import (
     Harness,
-    Sample,
     SinkConformance,
     SourceConformance,
     batches,
-    identity_plan,
     read_all,
     request_for,
 )
+from sqlite_kit import SAMPLES, SQLiteHarness, load_of, write
 
 from tasks.replicate import checksum
 from tasks.replicate.connector import (
@@ -30,7 +27,6 @@ from tasks.replicate.connector import (
     ColumnType,
     Kind,
     Lane,
-    Load,
     Part,
     ReadRequest,
     Row,
@@ -38,85 +34,6 @@ from tasks.replicate.connector import (
     SourceError,
 )
 from tasks.replicate.connectors.sqlite import SQLite
-from tasks.replicate.names import split_name
-
-SAMPLES = (
-    Sample("whole", "INTEGER", Kind.INTEGER, (0, 2**63 - 1, -(2**63), None)),
-    Sample("flag", "BOOLEAN", Kind.BOOLEAN, (True, False, None, True)),
-    Sample("real", "REAL", Kind.FLOAT, (0.1, float("inf"), 1.7976931348623157e308, None)),
-    Sample("exact", "DECIMAL TEXT(40,20)", Kind.DECIMAL, ("1.10", "-" + "9" * 38, None, "NaN")),
-    Sample("words", "TEXT", Kind.TEXT, ("", "007", "nul\0 \U0001f600 \t\n\\N", None)),
-    Sample("octets", "BLOB", Kind.BYTES, (b"", b"\x00\xff", None, bytes(range(256)))),
-    Sample("day", "DATE", Kind.DATE, ("2026-11-01", "infinity", "0044-03-15 BC", None)),
-    Sample("clock", "TIME", Kind.TIME, ("23:59:59.123456", "00:00:00", "24:00:00", None)),
-    Sample("wall", "TIMESTAMP", Kind.TIMESTAMP, ("2026-11-01 23:59:59.5", "infinity", None, None)),
-    Sample("moment", "TIMESTAMPTZ", Kind.TIMESTAMPTZ, ("2026-11-01 23:59:59.123456+00", None) * 2),
-    Sample("ident", "UUID", Kind.UUID, ("00000000-0000-0000-0000-000000000000", None, None, None)),
-    Sample("doc", "JSON TEXT", Kind.JSON, ('{"a": 1.10}', "17", '"x"', None)),
-)
-
-
-INSERT = "insert into {} values ({})"
-SELECT = "select * from {} order by 1"
-
-
-class SQLiteHarness(Harness):
-    connector = SQLite()
-    samples = SAMPLES
-    key_type = "INTEGER"
-    text_type = "TEXT"
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config: Mapping[str, Any] = {"url": f"sqlite:///{path}"}
-        self.sql("pragma journal_mode = wal")
-
-    def sql(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
-            return connection.execute(statement, parameters).fetchall()
-
-    def make(
-        self,
-        table: str,
-        columns: Mapping[str, str],
-        rows: Sequence[Row] = (),
-        key: Sequence[str] = (),
-    ) -> str:
-        parts = [f"{quoted(name)} {native}" for name, native in columns.items()]
-        if key:
-            parts.append(f"primary key ({', '.join(map(quoted, key))})")
-        self.sql(f"drop table if exists {quoted(table)}")
-        self.sql(f"create table {quoted(table)} ({', '.join(parts)})")
-        places = ", ".join("?" for _ in columns)
-        with closing(sqlite3.connect(self.path)) as connection, connection:
-            connection.executemany(INSERT.format(quoted(table), places), rows)
-        return '"' + table.replace('"', '""') + '"'
-
-    def rows(self, table: str) -> list[Row]:
-        (name,) = split_name(table)
-        booleans = [
-            row[0] for row in self.sql(f"pragma table_info({quoted(name)})") if row[2] == "BOOLEAN"
-        ]
-        found = self.sql(SELECT.format(quoted(name)))
-        return [
-            tuple(
-                bool(cell) if i in booleans and cell is not None else cell
-                for i, cell in enumerate(row)
-            )
-            for row in found
-        ]
-
-    def hold(self) -> Any:
-        """A view that counts for ever is a read that does not end by itself."""
-        self.sql(
-            "create view blocked as with recursive n(i) as (select 1 union all select i + 1 from n)"
-            " select count(*) as i from n"
-        )
-        return closing(sqlite3.connect(self.path))
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 @pytest.fixture
@@ -134,206 +51,6 @@ class TestSQLiteSink(SinkConformance):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Harness:
         return SQLiteHarness(tmp_path / "sink.db")
-
-
-def load_of(harness: SQLiteHarness, table: str, **changes: Any) -> Load:
-    with SQLite().sink(harness.config) as sink:
-        relation = sink.describe((table,))
-        assert relation is not None
-        load = Load((table,), identity_plan(relation), "complete", Lane.ROWS, "r", "s", 1)
-        return replace(load, relation=relation, key=relation.key, **changes)
-
-
-def write(harness: SQLiteHarness, table: str, rows: list[Row]) -> None:
-    load = load_of(harness, table)
-    with SQLite().sink(harness.config) as sink:
-        sink.begin(load)
-        sink.write(load, batches(rows), staging=False)
-        sink.commit()
-
-
-# --- values that SQLite would change without a word ---------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("native", "cell", "says"),
-    [
-        ("REAL", float("nan"), "is NaN"),
-        ("BLOB", float("nan"), "is NaN"),
-        ("REAL", -0.0, "negative zero"),
-        ("REAL", 2**53 + 1, "a float would round"),
-        ("NUMERIC", "12345678901234567890.5", "more digits"),
-        ("DECIMAL(30,10)", "1234567890.123456789", "more digits"),
-        ("JSON", "1.10", "looks like a number"),
-        ("DATE", "2026", "looks like a number"),
-        ("INTEGER", 2**63, "beyond 64-bit"),
-        ("TEXT", "\ud800", "not valid Unicode"),
-        ("TEXT", True, "truth value"),
-    ],
-)
-def test_a_value_that_would_be_changed_is_refused_by_column(harness, native, cell, says):
-    harness.make("t", {"id": "INTEGER", "my col": native})
-    with pytest.raises(SinkError, match=f"column my col: .*{says}") as caught:
-        write(harness, "t", [(1, cell)])
-    assert caught.value.permanent
-    assert harness.rows("t") == []
-
-
-@pytest.mark.parametrize(
-    ("native", "cell", "stored"),
-    [
-        ("TEXT", 0.1234567890123456, "0.1234567890123456"),
-        ("TEXT", 5, "5"),
-        ("NUMERIC", "1.5", 1.5),
-        ("NUMERIC", "12345678901234567", 12345678901234567),
-        ("NUMERIC", "0.1", 0.1),
-        ("REAL", 2**53, float(2**53)),
-    ],
-)
-def test_a_value_that_keeps_its_meaning_is_stored(harness, native, cell, stored):
-    harness.make("t", {"id": "INTEGER", "c": native})
-    write(harness, "t", [(1, cell)])
-    assert harness.rows("t") == [(1, stored)]
-
-
-def test_null_into_the_rowid_is_refused_and_not_numbered(harness):
-    harness.make("t", {"id": "INTEGER", "c": "TEXT"}, key=["id"])
-    for cell in (None, "x"):
-        with pytest.raises(SinkError, match="column id: a value is no integer"):
-            write(harness, "t", [(cell, "a")])
-    assert harness.rows("t") == []
-
-
-def test_reals_keep_every_digit_from_file_to_file(harness, tmp_path):
-    values = [(1, 0.1 + 0.2), (2, 1 / 3), (3, 5e-324), (4, 123456789.123456789)]
-    harness.make("t", {"id": "INTEGER", "v": "REAL"}, values)
-    with SQLite().source(harness.config) as source:
-        request = request_for(source, "t")
-        source.snapshot()
-        assert read_all(source, request) == values
-
-
-def test_decimals_stored_as_numbers_are_read_as_digits(harness):
-    harness.make("t", {"v": "DECIMAL(30,10)"}, [(1,), (0.1,), (1e-7,), (10**18,), (None,)])
-    with SQLite().source(harness.config) as source:
-        request = request_for(source, "t")
-        source.snapshot()
-        found = [row[0] for row in read_all(source, request)]
-    assert found == ["1", "0.1", "0.0000001", str(10**18), None]
-
-
-def test_a_strict_table_binds_its_values_and_others_do_not(harness):
-    harness.sql("create table strictly (id integer primary key, n int, t text, a any) strict")
-    harness.sql("create table loosely (id integer primary key, n int)")
-    with SQLite().source(harness.config) as source:
-        strict = source.describe(ReadRequest(table=("strictly",)))
-        loose = source.describe(ReadRequest(table=("loosely",)))
-    assert [column.type.loose for column in strict.columns] == [False, False, False, True]
-    assert [column.type.loose for column in loose.columns] == [True, True]
-
-
-def test_a_table_that_ignores_conflicts_is_not_obeyed(harness):
-    harness.sql("create table t (id integer unique on conflict ignore, v text)")
-    harness.sql("insert into t values (1, 'old')")
-    with pytest.raises(SinkError, match=r"UNIQUE constraint failed: t\.id"):
-        write(harness, "t", [(1, "new")])
-
-
-def test_a_constraint_error_names_the_column_and_no_value(harness):
-    harness.sql("create table t (id integer primary key, v text not null)")
-    with pytest.raises(SinkError, match=r"NOT NULL constraint failed: t\.v") as caught:
-        write(harness, "t", [(77777, None)])
-    assert "77777" not in str(caught.value)
-
-
-# --- keys ---------------------------------------------------------------------------------------
-
-
-def merge(harness: SQLiteHarness, table: str, rows: list[Row], **changes: Any) -> Any:
-    load = load_of(harness, table, mode="incremental", how="merge", **changes)
-    with SQLite().sink(harness.config) as sink:
-        assert sink.refusals(load) == []
-        sink.stage(load)
-        sink.write(load, batches(rows), staging=True)
-        sink.begin(load)
-        counts = sink.publish(load)
-        assert sink.count(load) == len({row[0] for row in rows})
-        sink.commit()
-        sink.unstage(load)
-        return counts
-
-
-def test_keys_that_a_collation_takes_for_one_are_not_merged(harness):
-    harness.sql("create table t (k text collate nocase primary key not null, v text)")
-    harness.sql("insert into t values ('a', 'old')")
-    with pytest.raises(SinkError, match=r"UNIQUE constraint failed: t\.k"):
-        merge(harness, "t", [("A", "new")])
-    assert harness.rows("t") == [("a", "old")]
-    assert merge(harness, "t", [("a", "new"), ("b", "x")]).updated == 1
-    assert harness.rows("t") == [("a", "new"), ("b", "x")]
-
-
-def test_a_change_of_case_alone_is_a_change(harness):
-    harness.sql("create table t (k integer primary key, v text collate nocase)")
-    harness.sql("insert into t values (1, 'a')")
-    assert merge(harness, "t", [(1, "A")]).updated == 1
-    assert harness.rows("t") == [(1, "A")]
-
-
-def test_a_null_in_a_key_is_refused(harness):
-    harness.sql("create table t (k text primary key, v text)")
-    with pytest.raises(SinkError, match="key column k: a row's key is NULL"):
-        merge(harness, "t", [(None, "x")])
-
-
-def test_incremental_counts_and_scans_only_what_is_staged(harness):
-    harness.make("t", {"id": "INTEGER", "v": "TEXT"}, [(1, "a"), (2, "b")], key=["id"])
-    load = load_of(harness, "t", mode="incremental", how="merge")
-    with SQLite().sink(harness.config) as sink:
-        sink.stage(load)
-        sink.write(load, batches([(2, "B"), (3, "c")]), staging=True)
-        sink.begin(load)
-        sink.publish(load)
-        rows = [row for batch in sink.scan(load) for row in batch.data]
-        assert sorted(rows) == [(2, "B"), (3, "c")]
-        sink.commit()
-
-
-# --- refusals -----------------------------------------------------------------------------------
-
-
-def refusals(harness: SQLiteHarness, table: str, **changes: Any) -> list[str]:
-    load = load_of(harness, table, **changes)
-    with SQLite().sink(harness.config) as sink:
-        return sink.refusals(load)
-
-
-def test_referenced_tables_views_and_triggers_are_refused_before_anything(harness):
-    harness.sql("create table parent (id integer primary key, v text)")
-    harness.sql("create table child (p integer references parent(id) on delete cascade)")
-    harness.sql("create view look as select 1 as one")
-    assert "foreign keys of child" in refusals(harness, "parent")[0]
-    assert refusals(harness, "parent", mode="incremental", how="merge") == []
-    assert "is a view" in refusals(harness, "look")[0]
-    harness.sql("create table watched (id integer primary key)")
-    harness.sql(
-        'create trigger "on insert" before insert on watched begin select raise(ignore); end'
-    )
-    assert "the trigger on insert on insert" in refusals(harness, "watched")[0]
-    harness.sql('drop trigger "on insert"')
-    harness.sql("create trigger u after update on watched begin select 1; end")
-    assert refusals(harness, "watched") == []
-    assert "trigger u on update" in refusals(harness, "watched", mode="incremental", how="merge")[0]
-
-
-def test_a_key_without_its_unique_index_is_refused(harness):
-    harness.make("t", {"id": "INTEGER", "v": "TEXT"}, key=["id"])
-    load = replace(load_of(harness, "t", mode="incremental", how="merge"), key=("v",))
-    with SQLite().sink(harness.config) as sink:
-        assert "no unique index on exactly (v)" in sink.refusals(load)[0]
-
-
-# --- the file -----------------------------------------------------------------------------------
 
 
 def test_a_missing_source_file_is_named_and_not_made(tmp_path):
@@ -409,9 +126,6 @@ def test_the_version_is_told(harness):
     assert SQLite().test(harness.config) == f"SQLite {sqlite3.sqlite_version}"
 
 
-# --- snapshots, locks and stops -----------------------------------------------------------------
-
-
 def test_a_read_sees_one_state_although_others_write(harness):
     harness.make("t", {"id": "INTEGER"}, [(i,) for i in range(100)])
     with SQLite().source(harness.config) as source:
@@ -484,9 +198,6 @@ def test_a_closed_sink_leaves_no_staging_behind(harness):
         sink.write(load, batches([(1,)]), staging=True)
     names = [row[0] for row in harness.sql("select name from sqlite_master where type = 'table'")]
     assert names == ["t"]
-
-
-# --- queries and watermarks ---------------------------------------------------------------------
 
 
 def test_a_query_keeps_the_types_of_plain_columns(harness):

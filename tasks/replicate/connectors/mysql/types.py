@@ -90,7 +90,7 @@ class Creation:
         """The type and whether NULL is allowed. Raises SinkError where nothing holds the values."""
         null = "null" if column.nullable and not key else "not null"
         if dialect == "mysql":
-            name = declared(column)
+            name = "json" if column.type.kind is Kind.JSON else declared(column)
         else:
             name = self._type(column.type, column.name, key=key)
         # Without an explicit default an old server invents one for a timestamp.
