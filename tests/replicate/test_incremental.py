@@ -9,6 +9,7 @@ import pytest
 from replication_kit import Database, Job
 
 from tasks.replicate.connector import SinkError, SourceError
+from tasks.replicate.connectors.postgresql import watermarks
 
 Make = Callable[..., Job]
 DDL = "create table t (id int primary key, name text, updated_at timestamptz default now())"
@@ -130,6 +131,23 @@ def test_a_prepared_transaction_holds_the_watermark__R_F3(
     source.execute("commit prepared 'cc'")
     task.run()
     assert sink.value("select count(*) from t where id = 900") == 1
+
+
+@pytest.mark.usefixtures("tables")
+def test_what_the_server_says_of_itself_decides__R_F3(
+    source: Database, sink: Database, job: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby, and a server with prepared transactions, where the tests have none to ask."""
+    known = "select {standby}, true, true, {prepared}"
+    monkeypatch.setattr(watermarks, "_KNOWN", known.format(standby=True, prepared=False))
+    with pytest.raises(SourceError, match="the source is a standby"):
+        job("incremental", watermark="updated_at").run()
+    assert sink.value("select count(*) from t") == 0
+    monkeypatch.setattr(watermarks, "_KNOWN", known.format(standby=False, prepared=True))
+    outcome = job("incremental", watermark="updated_at").run()
+    assert outcome.watermark is None
+    assert "prepared transaction" in outcome.result["warnings"][0]
+    assert sink.value("select count(*) from t") == 100
 
 
 @pytest.mark.parametrize(
