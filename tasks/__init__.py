@@ -17,6 +17,7 @@ from dispatch.errors import (
     UnknownJob,
     UnknownRun,
 )
+from tasks import children as _children  # noqa: F401 (adds a step to Celery's worker)
 from tasks import hooks as _hooks  # noqa: F401 (connects Celery's signals)
 from tasks.app import app
 from tasks.handlers import handler
