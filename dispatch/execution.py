@@ -110,9 +110,11 @@ def perform(run: HeldRun, handler: Handler) -> Ending | None:
         # Breaking a blocking call is how work is stopped, so its error is not the run's.
         if context.stop_reason is not None:
             return stopped_by(run, context.stop_reason)
-        context.log.error("the run failed: %s", type(error).__name__, exc_info=error)
         if isinstance(error, HandlerFailure):
+            # A failure that the handler foresaw: its message says it all.
+            context.log.error("the run failed: %s", error)
             return _failed(run, error.code, str(error), permanent=error.permanent)
+        context.log.error("the run failed: %s", type(error).__name__, exc_info=error)
         return _failed(run, "handler_error", f"{type(error).__name__}: {error}")
     outcome = returned if isinstance(returned, Outcome) else Outcome(result=returned)
     return finalization.success(outcome, run.fresh_progress())

@@ -288,6 +288,15 @@ class RunFinalizationService:
         if finished.offers:
             offers.publish(self._ports, finished.offers)
         self._ports.emit(finished.event)
+        logger.info(
+            "run %s of %s, attempt %d: %s%s after %.3g s",
+            finished.run_id,
+            finished.job,
+            finished.attempt,
+            finished.status,
+            f" ({finished.error_code})" if finished.error_code else "",
+            finished.runtime or 0.0,
+        )
 
     def offer_freed(self, link: Link, finished: Finished, *, turn: bool, slot: bool) -> None:
         """Offer the next run that waited for the job's turn or the concurrency slot (R-D7).

@@ -86,7 +86,8 @@ class HeldRun:
         ).start()
 
     def _stop(self, reason: str) -> None:
-        logger.info("run %s is told to stop: %s", self.id, reason)
+        if not self.work_ended:
+            logger.info("run %s is told to stop: %s", self.id, reason)
         self.context.stop(reason)
 
     def fresh_progress(self) -> Progress | None:

@@ -12,6 +12,7 @@ from typing import Any
 from billiard import get_start_method
 from celery import bootsteps, signals
 
+from tasks import wakeup
 from tasks.app import app, redact_logs
 from tasks.drain import Level, bells
 
@@ -66,6 +67,16 @@ def beat_starts(**_: Any) -> None:
 
     startup.require_database()
     events.name_process(f"beat@{socket.gethostname()}")
+
+
+def _is_not_of_wake_ups(record: logging.LogRecord) -> bool:
+    context = getattr(record, "data", None)
+    is_of_one = isinstance(context, dict) and context.get("name") == wakeup.TASK
+    return record.levelno > logging.INFO or not is_of_one
+
+
+# Celery would say "succeeded" of a wake-up whose run failed: the run's own line tells its end.
+logging.getLogger("celery.app.trace").addFilter(_is_not_of_wake_ups)
 
 
 @signals.after_setup_logger.connect

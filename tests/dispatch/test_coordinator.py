@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -178,15 +178,26 @@ def test_a_snapshot_that_cannot_be_opened_fails_by_name_and_without_content__R_X
     assert KEYRING.versions == other.versions
 
 
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [
+        (lambda text: HandlerFailure(text, code="source_error"), "the run failed: cannot reach"),
+        (RuntimeError, "Traceback (most recent call last)"),
+    ],
+)
 def test_no_secret_reaches_errors_or_logs__R_X2(
-    rows: Rows, worker: Worker, caplog: pytest.LogCaptureFixture
+    rows: Rows,
+    worker: Worker,
+    caplog: pytest.LogCaptureFixture,
+    fails: Callable[[str], Exception],
+    told: str,
 ) -> None:
     caplog.set_level(logging.INFO)
 
     def work(run: RunContext) -> None:
         assert run.source is not None
         run.log.info("connecting to %s", run.source.config["url"])
-        raise HandlerFailure(f"cannot reach {run.source.config['url']}", code="source_error")
+        raise fails(f"cannot reach {run.source.config['url']}")
 
     source = new_datasource(rows, "shop")
     run_id = new_run(rows, worker.job("leak", work, source_id=source))
@@ -195,7 +206,7 @@ def test_no_secret_reaches_errors_or_logs__R_X2(
     assert "cannot reach postgresql://reader:***@db.example/shop" in found["error_message"]
     [log] = rows("select head from run_log where run_id = %s", run_id)
     assert "connecting to postgresql://reader:***@" in log["head"]
-    assert "HandlerFailure" in log["head"]
+    assert told in log["head"]
     everything = caplog.text + log["head"] + str(found) + str(worker.events)
     assert PASSWORD not in everything
     assert str(found["lease_token"]) not in caplog.text + log["head"] + str(worker.events)

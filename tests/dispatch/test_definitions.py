@@ -205,7 +205,8 @@ def test_every_mistake_is_reported_at_once_with_its_line() -> None:
         "line 13: jobs.orders.retry.backof: is no key of retry; did you mean backoff?",
         "line 13: jobs.orders.retry.max_attempts: must be a whole number, 1 to 1000",
         "line 14: jobs.orders.timeout: '1 fortnight' is no duration",
-        "line 15: jobs.orders.overlap: allow would let two runs write one sink at once; write skip or queue",
+        "line 15: jobs.orders.overlap: allow would let two runs write one sink at once; "
+        "write skip or queue",
         "line 16: jobs.orders.concurency: is no key of a replication job; did you mean concurr",
         "line 17: jobs.orders.priority: must be a whole number, 0 to 9",
         "line 19: jobs.orders.schedules[0].cron: ",
