@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import processes
+from support import missing, processes
 from support.processes import Redis, Running
 from support.waiting import until
 
@@ -162,7 +162,7 @@ def test_of_three_beats_one_killed_one_stopped_one_an_hour_ahead_each_slot_fires
     beat: Any, job: Any, rows: Rows
 ) -> None:
     if shutil.which("faketime") is None:
-        pytest.skip("faketime is not installed")
+        missing.skip("needs faketime: apt-get install -y faketime")
     for number in range(5):
         job(f"job{number}", "noop", overlap="allow", definition={"overlap": "allow"})
         new_schedule(rows, f"job{number}", 1)
