@@ -75,7 +75,8 @@ def chaos(
         # Only the database's clock may decide (R-L2).
         behind = clocks.wrong(-3600, fleet.folder)
         ahead = clocks.wrong(3600, fleet.folder)
-        fleet.worker("threads", pool="threads", concurrency=2, ready=False, **behind)
+        other = "solo" if seed % 3 == 0 else "threads"
+        fleet.worker(other, pool=other, concurrency=2, ready=False, **behind)
         fleet.beat("beat-1", ready=False)
         fleet.beat("beat-2", ready=False, **ahead)
         for member in fleet.members.values():

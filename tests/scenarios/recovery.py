@@ -185,10 +185,11 @@ def _margin(expires: float, last: float) -> float:
 
 
 def summary(measured: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Median and maximum of each figure."""
+    """Median, least and most of each figure."""
     return {
         name: {
             "median": round(statistics.median(one[name] for one in measured), 3),
+            "min": round(min(one[name] for one in measured), 3),
             "max": round(max(one[name] for one in measured), 3),
         }
         for name in measured[0]
