@@ -105,8 +105,11 @@ class CSV(Format):
 
     def _block(self, chunk: bytes, guards: _Guards, path: Path) -> Batch:
         """The bytes as they are, once they are known to be well formed and to pass the guards."""
-        data, rows, lines = csv_text.checked(chunk, self._dialect, path)
-        guards.apply(chunk, rows, path, lines=lines)
+        rows = guards.apply_to_lines(chunk)
+        if rows is not None:
+            return Batch(chunk, rows, len(chunk))
+        data, rows = csv_text.checked(chunk, self._dialect, path)
+        guards.apply(chunk, path)
         return Batch(data, rows, len(data))
 
     def count(self, paths: Sequence[Path], check: Check) -> int:
@@ -147,22 +150,34 @@ class _Guards:
         self._watched = [(i, plan) for i, plan in enumerate(columns) if _needed(plan)]
         self._dialect = dialect
         self._width = len(columns)
-        self._picker = dialect.picker([i for i, _ in self._watched]) if self._watched else None
+        positions = [i for i, _ in self._watched]
+        self._picker = dialect.picker(positions, self._width) if positions else None
 
-    def apply(self, chunk: bytes, rows: int, path: Path, *, lines: bool) -> None:
-        """Raises SourceError naming the column of a value that does not pass."""
-        if self._picker is None:
-            return
-        if lines:
-            # Behind the last line feed another line would seem to begin.
+    def apply_to_lines(self, chunk: bytes) -> int | None:
+        """The number of records, if each is a well-formed line; None where that is not known.
+
+        One pattern looks at a record's form and takes out its guarded fields.
+        """
+        if self._picker is None or b"\\.\n" in chunk:
+            return None
+        # Behind the last line feed another line would seem to begin.
+        try:
             found = self._picker.findall(chunk[:-1].decode())
-            if len(found) != rows:
-                raise BadFile(f"{path}: a record has not the {self._width} fields of the header")
-            written = [found] if len(self._watched) == 1 else list(zip(*found, strict=True))
-            sides = [csv_text.unquoted(side, self._dialect.null) for side in written]
-        else:
+        except UnicodeDecodeError:
+            return None
+        if len(found) != chunk.count(b"\n"):
+            return None
+        written = [found] if len(self._watched) == 1 else list(zip(*found, strict=True))
+        self._check([csv_text.unquoted(side, self._dialect.null) for side in written])
+        return len(found)
+
+    def apply(self, chunk: bytes, path: Path) -> None:
+        """Raises SourceError naming the column of a value that does not pass."""
+        if self._watched:
             records = csv_text.parse(chunk, self._width, self._dialect, path)
-            sides = [[record[i] for record in records] for i, _ in self._watched]  # type: ignore
+            self._check([[record[i] for record in records] for i, _ in self._watched])
+
+    def _check(self, sides: Sequence[Sequence[Cell]]) -> None:
         for side, (_, plan) in zip(sides, self._watched, strict=True):
             if not all(columnwise.passes(guard, side) for guard in plan.guards):
                 cells: list[Row] = [(cell,) for cell in side]

@@ -49,12 +49,14 @@ class Dialect:
         """Any number of well-formed records; with ``lines`` none that goes on over a line feed."""
         return _records(self.delimiter, "\n" if lines else "")
 
-    def picker(self, positions: Sequence[int]) -> re.Pattern[str]:
-        """Some fields of a record that is one line, as they are written; each is a group."""
-        field = rf'(?:"(?:[^"]++|"")*+"|[^"{re.escape(self.delimiter)}\n]*+)'
-        last = max(positions)
-        parts = [f"({field})" if place in positions else field for place in range(last + 1)]
-        return re.compile("^" + re.escape(self.delimiter).join(parts), re.MULTILINE)
+    def picker(self, positions: Sequence[int], width: int) -> re.Pattern[str]:
+        """A well-formed record of ``width`` fields; some of them, as they are written, are groups.
+
+        Where there are as many of these as line feeds, each record is one line.
+        """
+        field = rf'(?:"(?:[^"]++|"")*+"|[^"{re.escape(self.delimiter)}\r\n]*+)'
+        parts = [f"({field})" if place in positions else field for place in range(width)]
+        return re.compile("^" + re.escape(self.delimiter).join(parts) + "$", re.MULTILINE)
 
 
 @cache
@@ -147,8 +149,8 @@ def count_records(chunk: bytes) -> int:
     return sum(part.count(b"\n") for part in chunk.split(b'"')[::2])
 
 
-def checked(chunk: bytes, dialect: Dialect, path: Path) -> tuple[bytes, int, bool]:
-    """The chunk, how many records it has, and whether each is one line.
+def checked(chunk: bytes, dialect: Dialect, path: Path) -> tuple[bytes, int]:
+    """The chunk, and how many records it has.
 
     Raises BadFile where one is malformed. What PostgreSQL would stop at is quoted.
     """
@@ -163,7 +165,7 @@ def checked(chunk: bytes, dialect: Dialect, path: Path) -> tuple[bytes, int, boo
         parts = chunk.split(b'"')
         parts[::2] = [re.sub(rb"(?m)^\\\.$", b'"\\\\."', part) for part in parts[::2]]
         chunk = b'"'.join(parts)
-    return chunk, count, lines
+    return chunk, count
 
 
 def _matches(pattern: re.Pattern[bytes], chunk: bytes) -> bool:
