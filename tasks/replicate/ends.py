@@ -2,26 +2,78 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 from dispatch.context import RunContext
-from tasks.replicate.connector import Batch, End
+from tasks.replicate.connector import Batch, End, Source
 
 E = TypeVar("E", bound=End)
 
 
+AHEAD = 4
+"""Batches that wait for the sink, where a source reads ahead."""
+
+
 @contextmanager
-def reading(batches: Iterator[Batch]) -> Iterator[Iterator[Batch]]:
-    """A read that is ended with the block, before its source is closed, also where it failed."""
+def reading(source: Source, batches: Iterator[Batch]) -> Iterator[Iterator[Batch]]:
+    """A read that is ended with the block, before its source is closed, also where it failed.
+
+    A source whose work is Python's own (:attr:`Source.reads_ahead`) does it in a thread, while
+    this one waits for the sink's server.
+    """
     try:
-        yield batches
+        if source.reads_ahead:
+            with _ahead(batches) as found:
+                yield found
+        else:
+            yield batches
     finally:
         end = getattr(batches, "close", None)
         if end is not None:
             end()
+
+
+@contextmanager
+def _ahead(batches: Iterator[Batch]) -> Iterator[Iterator[Batch]]:
+    waiting: queue.Queue[Batch | BaseException | None] = queue.Queue(AHEAD)
+    left = threading.Event()
+
+    def put(item: Batch | BaseException | None) -> bool:
+        while not left.is_set():
+            try:
+                waiting.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def read() -> None:
+        try:
+            for batch in batches:
+                if not put(batch):
+                    return
+        except BaseException as error:
+            put(error)
+        else:
+            put(None)
+
+    def found() -> Iterator[Batch]:
+        while (item := waiting.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    thread = threading.Thread(target=read, name="claimcheck-read", daemon=True)
+    thread.start()
+    try:
+        yield found()
+    finally:
+        left.set()
+        thread.join()
 
 
 @contextmanager

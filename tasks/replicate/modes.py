@@ -290,7 +290,7 @@ class Replication:
         if len(parts) > 1:
             self._written += self._in_processes(request, parts, load, staging=staging)
         else:
-            with reading(source.read(request, parts[0], load.lane)) as batches:
+            with reading(source, source.read(request, parts[0], load.lane)) as batches:
                 flow = guarded(self.meter.through(batches), load.columns)
                 self._written += sink.write(load, flow, staging=staging)
         self._read = self.meter.rows

@@ -52,7 +52,7 @@ class Work:
             with registry.get(task["connectors"][1]).sink(task["sink"], name=name) as sink:
                 self._ends.append(sink)
                 source.join(part)
-                with reading(source.read(request, part, load.lane)) as batches:
+                with reading(source, source.read(request, part, load.lane)) as batches:
                     flow = guarded(self._counted(batches), load.columns)
                     written = self._write(sink, load, flow)
         self._report(rows=self._rows, bytes=self._bytes, written=written)

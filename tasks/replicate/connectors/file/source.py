@@ -28,6 +28,7 @@ class FileSource(Source):
     """
 
     dialect = "file"
+    reads_ahead = True
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._place = Place(config)
