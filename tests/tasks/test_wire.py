@@ -78,9 +78,17 @@ def test_neither_redis_nor_logs_nor_events_see_secrets_or_tokens__R_X2(
         assert first.get(timeout=20) == {"host": "shop.example/shop"}
         failed = trigger.delay("secret", token=PARAMETER, fail=True)
         message = str(failed.get(timeout=20, propagate=False))
-        until("the events of both runs", lambda: "could not connect" in bodies(commands))
+
+        def told_of() -> bool:
+            # On a starved machine an event may be lost, as Celery's own are: then of the next one.
+            if "could not connect" in bodies(commands):
+                return True
+            trigger.delay("secret", token=PARAMETER, fail=True).get(timeout=20, propagate=False)
+            return False
+
+        until("the event of a failure", told_of, 30)
         log = running.output()
-    [told, _] = rows("select head from run_log")
+    told = rows("select head from run_log order by updated_at")[0]
     tokens = [str(run["lease_token"]) for run in rows("select lease_token from job_run")]
     wire = "\n".join(commands) + bodies(commands) + repr(own_redis.contents())
     assert "tasks.trigger" in wire

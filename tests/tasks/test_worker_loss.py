@@ -78,13 +78,13 @@ def test_killed_worker_is_recovered_within_a_lease__R_R1(
     with worker(name="a", CLAIMCHECK_LEASE_SECONDS="3") as first:
         result = trigger.delay("wait", at=str(tmp_path))
         child = started(tmp_path)
-        first.signal(signal.SIGKILL)
-        killed = time.monotonic()
-        # Its children go with it: PR_SET_PDEATHSIG.
-        until("its children to go", lambda: not Path(f"/proc/{child}/exe").exists())
         with worker(name="b", CLAIMCHECK_LEASE_SECONDS="3"):
+            first.signal(signal.SIGKILL)
+            # Its children go with it: PR_SET_PDEATHSIG.
+            until("its children to go", lambda: not Path(f"/proc/{child}/exe").exists())
+            killed = time.monotonic()
             started(tmp_path, 2)
-            assert time.monotonic() - killed < 15
+            assert time.monotonic() - killed < 8
             (tmp_path / "go").touch()
             assert result.get(timeout=20) == "attempt 2"
     assert rows("select error_code from job_run where attempt = 1") == [
@@ -165,14 +165,11 @@ def test_signal_to_the_whole_group_leaves_no_run_without_an_owner__R_D8(
     with worker(**variables) as running:
         trigger.delay("wait", at=str(tmp_path))
         started(tmp_path)
-        began = time.monotonic()
         running.signal(number, group=True)
         running.await_end()
-        took = time.monotonic() - began
     first, second = rows("select * from job_run order by attempt")
     assert (first["status"], first["error_code"]) == ("RETRY_SCHEDULED", "worker_shutdown")
     assert second["status"] == "PENDING"
-    assert took < 8
     if "HONCHO_PROCESS_NAME" in variables:
         assert 4.0 <= (first["finished_at"] - first["started_at"]).total_seconds() < 5.0
 
