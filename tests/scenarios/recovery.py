@@ -223,7 +223,7 @@ def leases(repeats: int, *, lease: float = 3.0) -> dict[str, Any]:
                 [cut_off_worker(fleet, client, ways, job) for _ in range(repeats)]
             )
         for loss in ("kill_worker", "freeze_child", "cut_off_worker", "cut_off_deaf_work"):
-            # A worker that is cut off may have taken the wake-up of the next attempt: its start then
+            # A worker that is cut off may have taken the next attempt's wake-up: its start then
             # waits for another one, its admission for nobody.
             assert found[loss]["admitted"]["max"] <= lease + 1, found
         assert found["freeze_child"]["stopped_after_thaw"]["max"] < 1, found
