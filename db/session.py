@@ -22,6 +22,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import InvalidatePoolError
 
 from db import settings
+from db.embedded import EmbeddedError
 
 CONNECT_SECONDS = 5
 """How long opening a connection may take, for each address of the URL."""
@@ -75,7 +76,7 @@ class ControlConnection(psycopg.Connection[Any]):
 
 def is_pooled() -> bool:
     """Whether ``DATABASE_URL`` is a transaction pooler: a ``DATABASE_DIRECT_URL`` differs."""
-    endpoints = settings.services()
+    endpoints = _services()
     return endpoints.direct_conninfo != endpoints.database_conninfo
 
 
@@ -91,7 +92,7 @@ def connect(
     them each statement is prepared when it is first used, because its plan is kept.
     Raises psycopg.OperationalError, within about CONNECT_SECONDS for each address.
     """
-    endpoint = settings.services().database_conninfo
+    endpoint = _services().database_conninfo
     return _connect(endpoint, application_name, is_pooled(), patience, planner or {})
 
 
@@ -102,7 +103,7 @@ def connect_direct(
 
     Give ``notifies`` a timeout. Raises psycopg.OperationalError as `connect` does.
     """
-    endpoint = settings.services().direct_conninfo
+    endpoint = _services().direct_conninfo
     return _connect(endpoint, application_name, False, patience, {})
 
 
@@ -202,13 +203,31 @@ def _connect(
     try:
         connection = attempt()
     except psycopg.OperationalError:
-        endpoints = settings.services()
+        endpoints = _services()
         if not endpoints.embedded_database:
             raise
-        endpoints.revive()
+        with _as_away():
+            endpoints.revive()
         connection = attempt()
+    else:
+        with _as_away():
+            _services().keep()
     connection.patience = patience
     return connection
+
+
+def _services() -> settings.Services:
+    with _as_away():
+        return settings.services()
+
+
+@contextmanager
+def _as_away() -> Iterator[None]:
+    """An embedded database that does not come is to callers a database that is away."""
+    try:
+        yield
+    except EmbeddedError as error:
+        raise psycopg.OperationalError(str(error)) from error
 
 
 def _options(
@@ -237,7 +256,7 @@ class _Engines:
         self._endpoint: tuple[str, bool] | None = None
 
     def get(self) -> Engine:
-        endpoint = (settings.services().database_conninfo, is_pooled())
+        endpoint = (_services().database_conninfo, is_pooled())
         with self._lock:
             if self._engine is None or self._endpoint != endpoint:
                 self.dispose()

@@ -81,14 +81,14 @@ class Settings(BaseSettings):
     )
     slot_runs: int = Field(100, ge=1, le=1_000_000, validation_alias="CLAIMCHECK_SLOT_RUNS")
     """How many runs one slot takes one after another before it goes back to Celery (R-C1)."""
-    embedded_idle_seconds: float = Field(
-        300,
+    embedded_idle_seconds: float | None = Field(
+        None,
         ge=1,
         le=31_536_000,
         allow_inf_nan=False,
         validation_alias="CLAIMCHECK_EMBEDDED_IDLE_SECONDS",
     )
-    """How long the embedded servers stay up once nobody uses them."""
+    """How long the embedded servers stay up once nobody uses them; unset: as others asked, or 300."""
     require_services: bool | None = Field(None, validation_alias="CLAIMCHECK_REQUIRE_SERVICES")
     """Whether an unset DATABASE_URL or REDIS_URL is an error; unset: only inside Kubernetes."""
 
@@ -274,6 +274,14 @@ class Services:
         """
         if self.embedded_database or self.embedded_redis:
             embedded.revive(self.home, database=self.embedded_database, redis=self.embedded_redis)
+
+    def keep(self) -> None:
+        """Count as a user of the embedded servers again, where those it knew have ended since.
+
+        Cheap while they run, and nothing at all where both URLs are given. Raises `EmbeddedError`.
+        """
+        if self.embedded_database or self.embedded_redis:
+            embedded.ensure(self.home, database=self.embedded_database, redis=self.embedded_redis)
 
 
 class _Cache:

@@ -82,9 +82,12 @@ class Fields:
             self.report.add((*self.path, key), "must be more than 0; leave it out for none")
         return seconds
 
-    def mapping(self, key: str) -> dict[str, Any] | None:
+    def mapping(self, key: str, example: str = "") -> dict[str, Any] | None:
         value: dict[str, Any] | None = self._typed(
-            key, None, "must hold keys", lambda found: isinstance(found, dict)
+            key,
+            None,
+            f"must hold keys{example and '; '}{example}",
+            lambda found: isinstance(found, dict),
         )
         return value
 

@@ -242,7 +242,7 @@ def _overlap(fields: Fields, default: str, *, replication: bool) -> str:
 
 
 def _concurrency(fields: Fields) -> dict[str, Any] | None:
-    raw = fields.mapping("concurrency")
+    raw = fields.mapping("concurrency", "write {key: NAME, limit: NUMBER}")
     if raw is None:
         return None
     inner = Fields(raw, (*fields.path, "concurrency"), fields.report)

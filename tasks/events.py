@@ -53,6 +53,12 @@ def name_process(nodename: str) -> None:
     _sender.hostname = nodename
 
 
+def _forget() -> None:
+    """Send what waits and let the connection go; the next event opens another (tests)."""
+    _sender.flush(LAST_WORDS_SECONDS)
+    _sender.forget()
+
+
 def _fields(event: RunEvent) -> dict[str, Any]:
     fields = event.fields
     found: dict[str, Any] = {
@@ -119,6 +125,11 @@ class _Sender:
             if self._thread is None or not self._thread.is_alive():
                 return
             time.sleep(0.005)
+
+    def forget(self) -> None:
+        self._waiting.clear()
+        if not self._sending:
+            self._disconnect()
 
     def forked(self) -> None:
         # The parent's connection stays the parent's: it is neither closed nor used here.

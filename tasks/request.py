@@ -31,7 +31,11 @@ class WakeUp(Request):
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         if isinstance(error, _DEATHS) and self.worker_pid is not None:
+            # In a line: Celery's traceback would only show its own code.
+            what = f"{type(error).__name__}: {error}"
+            logger.error("child %s of the pool died: %s", self.worker_pid, what)
             release(self.worker_pid)
+            return_ok = True
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def revoked(self) -> bool:

@@ -146,11 +146,13 @@ class RunBackend(BaseBackend):
         """The outcome of the lineage; raises Celery's TimeoutError after ``timeout`` seconds."""
         started = time.monotonic()
         answered = started
+        status: str | None = None
         longest = min(LONGEST_NAP_SECONDS, interval or LONGEST_NAP_SECONDS)
         while True:
             waited = time.monotonic() - started
             try:
                 meta = self.get_task_meta(task_id)
+                status = str(meta["status"])
                 answered = time.monotonic()
                 if meta["status"] in states.READY_STATES:
                     return meta
@@ -161,7 +163,10 @@ class RunBackend(BaseBackend):
                 if not is_connection_lost(error) or (timeout is None and away > OUTAGE_SECONDS):
                     raise
             if timeout is not None and waited >= timeout:
-                raise TimeoutError(f"run {task_id} has not ended within {timeout:g} s")
+                raise TimeoutError(
+                    f"run {task_id} has not ended within {timeout:g} s; it was last seen "
+                    f"{status or 'never'}. What happens next: celery -A tasks run show {task_id}"
+                )
             nap = min(longest, max(FIRST_NAP_SECONDS, waited * NAP_SHARE))
             time.sleep(nap if timeout is None else max(0.0, min(nap, timeout - waited)))
 

@@ -26,6 +26,10 @@ from db import embedded, migrations, settings
 GIVEN_DATABASE = os.environ.get("CLAIMCHECK_TEST_DATABASE_URL") or os.environ.get("DATABASE_URL")
 GIVEN_REDIS = os.environ.get("CLAIMCHECK_TEST_REDIS_URL") or os.environ.get("REDIS_URL")
 
+# What a thread of the app does behind the end of its test reaches no server, and starts none.
+os.environ["DATABASE_URL"] = "postgresql://127.0.0.1:1/between-tests"
+os.environ["REDIS_URL"] = "redis://127.0.0.1:1/0"
+
 
 # --- servers ----------------------------------------------------------------------------------
 

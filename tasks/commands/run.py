@@ -247,7 +247,18 @@ def logs(out: Output, run_id: UUID | str, follow: bool) -> None:
         else:
             click.echo(text)
     if not told:
-        out.warn(f"no lines: run {found['id']} is {found['status']} and has logged nothing")
+        out.warn(_no_lines(found["id"]))
+
+
+def _no_lines(run_id: UUID) -> str:
+    found = runs.with_lineage(run_id)
+    status, code = found["status"], found["error_code"]
+    text = f"no lines: attempt {found['attempt']} ({run_id}) is {status}"
+    if code is not None:
+        text += f" ({code})"
+    if code == "worker_lost":
+        text += ", and what it logged since its last renewal went with its worker"
+    return f"{text}. Next: {found['next']}"
 
 
 @run.command()

@@ -57,11 +57,12 @@ def wait_for(what: str, condition: Callable[[], object], seconds: float = 20) ->
         time.sleep(0.02)
 
 
-def start_python(code: str, *arguments: object) -> subprocess.Popen[str]:
+def start_python(code: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
     """Another process of the project, as a worker or a shell would be."""
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         cwd=ROOT,
+        env=os.environ | environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -298,6 +299,43 @@ def test_stopped_servers_stay_so_until_a_new_command(home: Path) -> None:
     embedded.ensure(home)
     embedded.revive(home)
     assert embedded.status(home).running
+
+
+def test_processes_that_outlive_a_forced_stop_are_users_of_the_next_servers(home: Path) -> None:
+    code = """
+        from db import session, settings
+        import psycopg, sys
+        for _ in sys.stdin:
+            try:
+                session.connect().close()
+                print("connected", flush=True)
+            except psycopg.OperationalError as error:
+                print(error, flush=True)
+    """
+    environment = {"CLAIMCHECK_HOME": str(home), "CLAIMCHECK_EMBEDDED_IDLE_SECONDS": "77"}
+    user = start_python(code, **environment)
+
+    def connect() -> str:
+        assert user.stdin is not None
+        assert user.stdout is not None
+        user.stdin.write("\n")
+        user.stdin.flush()
+        return user.stdout.readline().strip()
+
+    try:
+        assert connect() == "connected"
+        embedded.stop(home, force=True)
+        # A database that is away, to whoever asks for a connection.
+        assert "were stopped by command" in connect()
+        with other_user(home):
+            assert connect() == "connected"
+        assert embedded.status(home).used_by == (user.pid,)
+        assert embedded.status(home).idle_seconds == 77
+        with pytest.raises(embedded.EmbeddedError, match=str(user.pid)):
+            embedded.stop(home)
+    finally:
+        user.kill()
+        user.communicate()
 
 
 def test_data_outlive_a_stop(home: Path) -> None:

@@ -18,4 +18,5 @@ def forget_connections() -> None:
     app._local.__dict__.pop("backend", None)
     app._backend_cache = None
     importlib.import_module("tasks.offers")._forget()
+    importlib.import_module("tasks.events")._forget()
     session.dispose()

@@ -65,7 +65,9 @@ def test_waiting_asks_rarely(
     monkeypatch.setattr(RunBackend, "_get_task_meta_for", counted)
     job("noop")
     result = trigger.delay("noop")
-    with pytest.raises(TimeoutError, match="has not ended within 3 s"):
+    with pytest.raises(
+        TimeoutError, match=f"within 3 s; it was last seen PENDING. .* run show {result.id}"
+    ):
         result.get(timeout=3)
     assert asked < 60
 
