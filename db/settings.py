@@ -88,7 +88,7 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         validation_alias="CLAIMCHECK_EMBEDDED_IDLE_SECONDS",
     )
-    """How long the embedded servers stay up once nobody uses them; unset: as others asked, or 300."""
+    """How long the embedded servers stay up once nobody uses them; unset: as others ask, or 300."""
     require_services: bool | None = Field(None, validation_alias="CLAIMCHECK_REQUIRE_SERVICES")
     """Whether an unset DATABASE_URL or REDIS_URL is an error; unset: only inside Kubernetes."""
 
