@@ -3,7 +3,9 @@
 A file holds blocks. Each begins with ``-- name: NAME``, goes on with comment lines that say what
 it is for and which rule it keeps, and holds one statement. Parameters are psycopg's
 (``%(name)s``; a literal per cent sign is ``%%``), so the same text runs on a psycopg connection
-and through SQLAlchemy. Statements are never assembled.
+and through SQLAlchemy. What several statements of a file must say alike stands once, in a block
+that begins with ``-- fragment: NAME``; a line ``-- include: NAME`` is where it goes. Nothing else
+is ever assembled.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, LiteralString
+from typing import Any, LiteralString, cast
 
 import psycopg
 from psycopg.rows import dict_row
@@ -20,7 +22,8 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 FOLDER = Path(__file__).resolve().parent / "sql"
-_NAME = re.compile(r"^-- name: ([a-z][a-z0-9_]*)\n", re.MULTILINE)
+_HEAD = re.compile(r"^-- (name|fragment): ([a-z][a-z0-9_]*)\n", re.MULTILINE)
+_INCLUDE = re.compile(r"^ *-- include: (.*)\n", re.MULTILINE)
 
 AnyConnection = Connection | Session | psycopg.Connection[Any]
 """What a statement runs on: ours, or a caller's own in its transaction."""
@@ -38,18 +41,30 @@ def load(file: str) -> Mapping[str, LiteralString]:
 
 def parse(text: str, file: str) -> Mapping[str, LiteralString]:
     """Split the text of a file into its statements. Raises MalformedStatements."""
-    parts = _NAME.split(text)
+    parts = _HEAD.split(text)
     statements: dict[str, LiteralString] = {}
-    for name, block in zip(parts[1::2], parts[2::2], strict=True):
-        if name in statements:
+    fragments: dict[str, str] = {}
+    for kind, name, block in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        if name in statements or name in fragments:
             raise MalformedStatements(f"{file}.sql holds {name} twice")
-        purpose, statement = _split(block)
+        purpose, body = _split(block)
         if not purpose:
             raise MalformedStatements(f"{file}.sql: {name} does not say what it is for")
+        if kind == "fragment":
+            fragments[name] = body + "\n"
+            continue
+        statement = _INCLUDE.sub(lambda line: _fragment(fragments, line[1], file), body)
         if not statement.endswith(";") or ";" in _without_literals(statement)[:-1]:
             raise MalformedStatements(f"{file}.sql: {name} is not one statement that ends with ;")
-        statements[name] = statement[:-1]
+        # Only text of this package is put together, never a caller's.
+        statements[name] = cast("LiteralString", statement[:-1])
     return statements
+
+
+def _fragment(fragments: Mapping[str, str], name: str, file: str) -> str:
+    if name not in fragments:
+        raise MalformedStatements(f"{file}.sql: no fragment {name} stands before its include")
+    return fragments[name]
 
 
 def _split(block: str) -> tuple[str, str]:

@@ -1,13 +1,6 @@
--- name: claim_directed
--- Take the named run or nothing, and prepare it, in one statement (R-C1, R-C4, R-C5).
--- Locks the run, then its job, then both datasources in ascending order of their ids; it waits a
--- second for an edit of those, and one that commits meanwhile is seen, since each locked row is
--- read and checked again (R-C4). The run's lock lets the share lock of a foreign key pass, so that
--- an alias or a key that is stored for the run meanwhile does not hide it. "PENDING" is spelt as
--- unclaimed and unfinished: the status would let the planner leave the primary key.
-with patience as materialized (
-  select set_config('lock_timeout', '1s', true) as lock_timeout
-), pick as materialized (
+-- fragment: picked
+-- What a claim reads of a run, its job and its datasources: `lo` and `hi`, in the order of their
+-- ids, are source and sink or the one that is there, else the null datasource.
   select r.id, j.overlap <> 'allow' as exclusive, j.concurrency_key, k.max as slots,
     j.name, j.handler, j.definition, j.watermark, j.watermark_type, j.source_id, j.sink_id,
     lo.id as lo_id, lo.name as lo_name, lo.connector as lo_connector, lo.envelope as lo_envelope,
@@ -20,22 +13,17 @@ with patience as materialized (
   join datasource hi on hi.id = coalesce(greatest(j.source_id, j.sink_id),
     '00000000-0000-0000-0000-000000000000')
   left join concurrency_key k on k.key = j.concurrency_key
-  where r.id = %(run_id)s::uuid
-    and r.lease_token is null and r.finished_at is null
-    and r.available_at <= statement_timestamp()
+
+-- fragment: open
+-- What lets a job's runs be claimed by this worker: the switches, its handlers and its keys (R-C2).
     and j.enabled and not j.paused and j.source_enabled and j.sink_enabled
     and lo.enabled and hi.enabled
     and j.handler = any(%(handlers)s::text[])
     and (lo.envelope is null or lo.envelope->>'key_version' = any(%(key_versions)s::text[]))
     and (hi.envelope is null or hi.envelope->>'key_version' = any(%(key_versions)s::text[]))
-    and (j.overlap = 'allow' or not exists (
-      select from job_run x where x.job_id = j.id
-           and x.started_at is not null and x.finished_at is null))
-    and (j.concurrency_key is null or k.max > (
-      select count(*) from job_run x
-      where x.slot_key = k.key and x.finished_at is null))
-  for no key update of r skip locked
-  for share of j, lo, hi
+
+-- fragment: claimed
+-- A picked run becomes RUNNING, with everything that its work needs (R-C4, R-C5).
 ), claimed as (
   update job_run u set
     status = 'RUNNING',
@@ -82,6 +70,31 @@ with patience as materialized (
   select claimcheck_notify('queue:' || queue, 'deadlines') as done
   from claimed where %(notify)s::boolean
 )
+
+-- name: claim_directed
+-- Take the named run or nothing, and prepare it, in one statement (R-C1, R-C4, R-C5).
+-- Locks the run, then its job, then both datasources in ascending order of their ids; it waits a
+-- second for an edit of those, and one that commits meanwhile is seen, since each locked row is
+-- read and checked again (R-C4). The run's lock lets the share lock of a foreign key pass, so that
+-- an alias or a key that is stored for the run meanwhile does not hide it. "PENDING" is spelt as
+-- unclaimed and unfinished: the status would let the planner leave the primary key.
+with patience as materialized (
+  select set_config('lock_timeout', '1s', true) as lock_timeout
+), pick as materialized (
+  -- include: picked
+  where r.id = %(run_id)s::uuid
+    and r.lease_token is null and r.finished_at is null
+    and r.available_at <= statement_timestamp()
+  -- include: open
+    and (j.overlap = 'allow' or not exists (
+      select from job_run x where x.job_id = j.id
+           and x.started_at is not null and x.finished_at is null))
+    and (j.concurrency_key is null or k.max > (
+      select count(*) from job_run x
+      where x.slot_key = k.key and x.finished_at is null))
+  for no key update of r skip locked
+  for share of j, lo, hi
+-- include: claimed
 select claimed.*,
   (select p.error_code from job_run p where p.id = claimed.previous_run_id) as previous_code,
   (select count(*) from notified) as notified
@@ -143,11 +156,7 @@ with recursive patience as materialized (
       select near.job_id from near
       union all
       select waiting.job_id from waiting where waiting.job_id is not null))
-    and j.enabled and not j.paused and j.source_enabled and j.sink_enabled
-    and lo.enabled and hi.enabled
-    and j.handler = any(%(handlers)s::text[])
-    and (lo.envelope is null or lo.envelope->>'key_version' = any(%(key_versions)s::text[]))
-    and (hi.envelope is null or hi.envelope->>'key_version' = any(%(key_versions)s::text[]))
+  -- include: open
 ), free_job as materialized (
   select open_job.id, open_job.room from open_job
   where not %(deep)s::boolean and open_job.room > 0
@@ -186,75 +195,17 @@ with recursive patience as materialized (
   order by placed.priority desc, placed.available_at, placed.created_at, placed.id
   limit %(tries)s::integer
 ), pick as materialized (
-  select r.id, j.overlap <> 'allow' as exclusive, j.concurrency_key, k.max as slots,
-    j.name, j.handler, j.definition, j.watermark, j.watermark_type, j.source_id, j.sink_id,
-    lo.id as lo_id, lo.name as lo_name, lo.connector as lo_connector, lo.envelope as lo_envelope,
-    hi.id as hi_id, hi.name as hi_name, hi.connector as hi_connector, hi.envelope as hi_envelope
-  from patience
-  cross join job_run r
-  join job j on j.id = r.job_id
-  join datasource lo on lo.id = coalesce(least(j.source_id, j.sink_id),
-    '00000000-0000-0000-0000-000000000000')
-  join datasource hi on hi.id = coalesce(greatest(j.source_id, j.sink_id),
-    '00000000-0000-0000-0000-000000000000')
-  left join concurrency_key k on k.key = j.concurrency_key
+  -- include: picked
   where r.id = any(array(select candidate.id from candidate))
     and r.lease_token is null and r.finished_at is null
     and r.available_at <= statement_timestamp()
-    and j.enabled and not j.paused and j.source_enabled and j.sink_enabled
-    and lo.enabled and hi.enabled
-    and j.handler = any(%(handlers)s::text[])
-    and (lo.envelope is null or lo.envelope->>'key_version' = any(%(key_versions)s::text[]))
-    and (hi.envelope is null or hi.envelope->>'key_version' = any(%(key_versions)s::text[]))
+  -- include: open
     and (j.concurrency_key is null or k.max is not null)
   order by r.priority desc, r.available_at, r.created_at, r.id
   limit 1
   for share of j, lo, hi skip locked
   for no key update of r skip locked
-), claimed as (
-  update job_run u set
-    status = 'RUNNING',
-    executor = %(executor)s::text,
-    lease_token = %(token)s::uuid,
-    lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s::float8),
-    heartbeat_at = clock_timestamp(),
-    started_at = clock_timestamp(),
-    fence = nextval('fence_seq'),
-    datasources_resolved_at = clock_timestamp(),
-    job_snapshot = jsonb_build_object('job', pick.name, 'handler', pick.handler,
-      'definition', pick.definition, 'watermark', pick.watermark,
-      'watermark_type', pick.watermark_type,
-      'source', case pick.source_id
-        when lo_id then jsonb_build_object('name', lo_name, 'connector', lo_connector)
-        when hi_id then jsonb_build_object('name', hi_name, 'connector', hi_connector) end,
-      'sink', case pick.sink_id
-        when lo_id then jsonb_build_object('name', lo_name, 'connector', lo_connector)
-        when hi_id then jsonb_build_object('name', hi_name, 'connector', hi_connector) end),
-    source_datasource_id = pick.source_id,
-    source_snapshot = case pick.source_id when lo_id then lo_envelope when hi_id then hi_envelope end,
-    sink_datasource_id = pick.sink_id,
-    sink_snapshot = case pick.sink_id when lo_id then lo_envelope when hi_id then hi_envelope end,
-    exclusive = pick.exclusive,
-    slot_key = pick.concurrency_key,
-    slot_no = case when pick.concurrency_key is not null then (
-      select free.n from (
-        select n from generate_series(1, pick.slots) n
-        where not exists (select from job_run x where x.slot_key = pick.concurrency_key
-          and x.slot_no = n and x.finished_at is null)
-        order by n
-        limit greatest(0, (select pick.slots - count(*) from job_run x
-          where x.slot_key = pick.concurrency_key and x.finished_at is null))
-      ) free order by random() limit 1) end
-  from pick
-  where u.id = (select id from pick)
-  returning u.id, u.job_id, u.job_name, u.root_run_id, u.previous_run_id, u.attempt,
-    u.max_attempts, u.fence, u.queue, u.priority, u.available_at, u.created_at, u.params, u.chain,
-    u.exclusive, u.slot_key, u.scheduled_for, u.job_snapshot, u.source_snapshot,
-    u.source_datasource_id, u.sink_snapshot, u.sink_datasource_id
-), notified as materialized (
-  select claimcheck_notify('queue:' || queue, 'deadlines') as done
-  from claimed where %(notify)s::boolean
-)
+-- include: claimed
 select claimed.*,
   (select p.error_code from job_run p where p.id = claimed.previous_run_id) as previous_code,
   (select count(*) from notified) as notified,

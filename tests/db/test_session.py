@@ -222,6 +222,20 @@ def test_a_malformed_file_is_refused(text: str, why: str) -> None:
         statements.parse(text, "file")
 
 
+def test_what_two_statements_say_alike_stands_once() -> None:
+    text = (
+        "-- fragment: known\n-- Who counts.\n  where a\n\n"
+        "-- name: one\n-- It.\nselect 1\n-- include: known\n  and b;\n"
+        "-- name: two\n-- It.\nselect 2\n-- include: known\n;\n"
+    )
+    assert statements.parse(text, "file") == {
+        "one": "select 1\n  where a\n  and b",
+        "two": "select 2\n  where a\n",
+    }
+    with pytest.raises(statements.MalformedStatements, match="no fragment known stands before"):
+        statements.parse(text.partition("\n\n")[2], "file")
+
+
 @pytest.mark.parametrize("path", sorted(statements.FOLDER.glob("*.sql")), ids=lambda p: p.stem)
 def test_every_file_of_ours_reads(path: Any) -> None:
     found = statements.load(path.stem)
