@@ -207,7 +207,7 @@ def test_a_cancel_is_seen_within_a_second__R_K2(rows: Rows, worker: Callable[...
             run_id,
         )
         working.result(10)
-        assert time.monotonic() - asked < 3
+        assert time.monotonic() - asked < 1.0
         assert run(rows, run_id)["status"] == "CANCELLED"
 
 

@@ -23,9 +23,6 @@ from tasks.replicate.connectors.postgresql.source import PostgreSQLSource
 
 Make = Callable[..., Job]
 
-STOP_SECONDS = 3.0
-"""R-K2 asks for a second; the rest is for a machine that is busy with other work meanwhile."""
-
 
 def _stopped_after(context: RunContext, ready: Callable[[], bool]) -> float:
     """Run, stop once ``ready``, and return how long the run then took to end."""
@@ -92,7 +89,7 @@ def test_a_blocking_statement_stops__R_K2(
             )
         ),
     )
-    assert took < STOP_SECONDS
+    assert took < 1.0
     _wait(lambda: _sessions(source) == 0 and _sessions(sink) == 0, "sessions to end", 3)
     assert (context.warning is not None) == (mode == "complete")
 
@@ -111,7 +108,7 @@ def test_a_copy_at_full_speed_stops__R_K2(
         seen = context.take_progress()
         return seen is not None and seen.done > 50_000
 
-    assert _stopped_after(context, busy) < STOP_SECONDS
+    assert _stopped_after(context, busy) < 1.0
     assert sink.value("select count(*) from t") == 0
 
 
@@ -127,7 +124,7 @@ def test_a_wait_for_a_lock_at_the_sink_stops__R_K2(
             context,
             lambda: bool(sink.value("select count(*) from pg_locks where not granted") > 0),
         )
-    assert took < STOP_SECONDS
+    assert took < 1.0
     assert sink.execute("select id from t") == [(7,)]
     assert context.warning is None
 
@@ -166,7 +163,7 @@ def test_a_frozen_backend_does_not_hold_the_run__R_K2(
         return bool(pids)
 
     try:
-        assert _stopped_after(context, freeze) < STOP_SECONDS
+        assert _stopped_after(context, freeze) < 1.0
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
