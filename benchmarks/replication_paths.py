@@ -207,19 +207,23 @@ PATHS: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
-def _import_all() -> None:
-    """A worker has imported everything long before a run; so has whoever writes by hand."""
+def import_ours() -> None:
+    """A worker has imported everything long before a run."""
     _bare_packages()
-    other = {"SQLAlchemy": "sqlalchemy", "dlt": "dlt"}.get(sys.argv[1], "psycopg")
-    importlib.import_module(other)
-    if sys.argv[1] in OURS:
-        from tasks.replicate import modes, registry
+    from tasks.replicate import modes, registry
 
-        assert modes.run
-        for connector in registry.connectors().values():
-            with contextlib.suppress(Exception):
-                # Opening nothing, but importing what an end needs.
-                connector.source({})
+    assert modes.run
+    for connector in registry.connectors().values():
+        with contextlib.suppress(Exception):
+            # Opening nothing, but importing what an end needs.
+            connector.source({})
+
+
+def _import_all() -> None:
+    """So has whoever writes by hand."""
+    if sys.argv[1] in OURS:
+        import_ours()
+    importlib.import_module({"SQLAlchemy": "sqlalchemy", "dlt": "dlt"}.get(sys.argv[1], "psycopg"))
 
 
 OURS = [name for name in PATHS if " -> " in name and "by hand" not in name]

@@ -39,8 +39,10 @@ MYSQL_TYPES = (
 class Places:
     """Everything the paths need; removed at the end. ``place`` is their JSON."""
 
-    def __init__(self, folder: Path, rows: int) -> None:
+    def __init__(self, folder: Path, rows: int, *, others: bool = True) -> None:
+        """With ``others``, files and MariaDB beside PostgreSQL."""
         self._folder = folder
+        self._others = others
         self.rows = rows
         self.place: dict[str, Any] = {"rows": rows, "folder": str(folder)}
         self._mysql: Any = None
@@ -56,8 +58,9 @@ class Places:
             self.place[key] = {"url": _url(database)}
         self.place["psql"] = str(_psql())
         self._fill()
-        self._files()
-        self._mariadb()
+        if self._others:
+            self._files()
+            self._mariadb()
         return self
 
     def __exit__(self, *exc: object) -> None:
