@@ -12,13 +12,14 @@ from sqlalchemy.orm import Session
 
 from db import statements
 from db.models import Datasource, Job
-from dispatch import catalog, enqueue, jobs, offers
+from dispatch import catalog, enqueue, offers
+from dispatch.catalog import jobs
 from dispatch.claims import ClaimedRun
 from dispatch.context import ChildJob, HandlerFailure, RunStopped
+from dispatch.definitions.jobdefinition import REPLICATE, JobDefinition, defaults
 from dispatch.enqueue import RunHandle
 from dispatch.errors import CatalogBusy, JobDisabled
 from dispatch.execution import Spawn
-from dispatch.jobdefinition import REPLICATE, JobDefinition, defaults
 from dispatch.ports import Ports
 
 logger = logging.getLogger("claimcheck.children")

@@ -10,8 +10,9 @@ import click
 from db.envelopes import EnvelopeError
 from db.models import Datasource, Job
 from db.redaction import redact, secrets_known, secrets_of
-from dispatch import catalog, datasources
-from dispatch.changes import Change
+from dispatch import catalog
+from dispatch.catalog import datasources
+from dispatch.catalog.changes import Change
 from dispatch.context import HandlerFailure
 from tasks.commands import console, control, values
 from tasks.commands.console import Output
@@ -108,8 +109,8 @@ def list_(out: Output) -> None:
     """List all datasources, without their secrets."""
     control.require_database()
     with catalog.reading() as session:
-        jobs = catalog.jobs(session)
-        found = [_row(stored, jobs) for stored in catalog.datasources(session)]
+        jobs = catalog.all_jobs(session)
+        found = [_row(stored, jobs) for stored in catalog.all_datasources(session)]
     found.sort(key=lambda row: row["created_at"], reverse=True)
     if out.as_json:
         out.document(found)
@@ -143,7 +144,7 @@ def show(out: Output, name: str) -> None:
     keyring = control.open_keyring()
     with catalog.reading() as session:
         stored = catalog.datasource(session, name)
-        found = _row(stored, catalog.jobs(session))
+        found = _row(stored, catalog.all_jobs(session))
         secret = CONNECTORS.secret_keys(stored.connector)
         try:
             config = datasources.open_config(keyring, stored)

@@ -16,7 +16,7 @@ from db.failures import first_line
 from db.keyring import Keyring
 from db.redaction import redact
 from dispatch import reencryption, watch
-from dispatch.jobdefinition import REPLICATE
+from dispatch.definitions.jobdefinition import REPLICATE
 from tasks import handlers
 from tasks.commands import console, control
 from tasks.commands.console import Output

@@ -13,7 +13,7 @@ from db.keyring import KeyringError
 from db.migrations import MigrationMissing
 from db.urls import SettingsError
 from dispatch.context import HandlerFailure
-from dispatch.documents import DefinitionError
+from dispatch.definitions.documents import DefinitionError
 from dispatch.errors import ClaimcheckError
 from tasks.replicate.registry import MissingExtra, UnknownConnector
 

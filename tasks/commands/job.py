@@ -10,9 +10,10 @@ from sqlalchemy.orm import Session
 
 from db.models import Job, JobSchedule
 from db.runs import Filter, JobRunRepository
-from dispatch import catalog, jobs, jobschedules
-from dispatch.changes import Change
-from dispatch.jobdefinition import REPLICATE
+from dispatch import catalog
+from dispatch.catalog import jobs, jobschedules
+from dispatch.catalog.changes import Change
+from dispatch.definitions.jobdefinition import REPLICATE
 from dispatch.lifecycle import JobRunStatus
 from tasks.commands import console, control, values
 from tasks.commands.console import Output, usage
@@ -113,11 +114,11 @@ def list_(out: Output) -> None:
     """List all jobs, the newest first."""
     control.require_database()
     with catalog.reading() as session:
-        known = catalog.datasources(session)
+        known = catalog.all_datasources(session)
         schedules = jobschedules.by_job(session)
         found = [
             as_json(session, stored, schedules.get(stored.id, []))
-            for stored in catalog.jobs(session)
+            for stored in catalog.all_jobs(session)
         ]
         del known  # held until here: each job finds its datasources in the session
     found.sort(key=lambda row: row["created_at"], reverse=True)

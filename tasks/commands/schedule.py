@@ -9,8 +9,9 @@ from zoneinfo import ZoneInfo
 
 import click
 
-from dispatch import catalog, jobschedules
-from dispatch.changes import Change
+from dispatch import catalog
+from dispatch.catalog import jobschedules
+from dispatch.catalog.changes import Change
 from dispatch.firetimes import upcoming
 from tasks.commands import console, control
 from tasks.commands.console import Output
@@ -78,7 +79,7 @@ def list_(out: Output, job: str | None) -> None:
     """List schedules, the newest first."""
     control.require_database()
     with catalog.reading() as session:
-        owners = [catalog.job(session, job)] if job else catalog.jobs(session)
+        owners = [catalog.job(session, job)] if job else catalog.all_jobs(session)
         found = [
             {"job": owner.name, **jobschedules.as_json(stored)}
             for owner in owners
@@ -124,7 +125,7 @@ def next_(out: Output, name: str | None, count: int) -> None:
             if name
             else [
                 (owner, stored)
-                for owner in catalog.jobs(session)
+                for owner in catalog.all_jobs(session)
                 for stored in jobschedules.of_job(session, owner.id)
             ]
         )

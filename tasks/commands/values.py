@@ -12,7 +12,7 @@ import click
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from dispatch.changes import SECRET, Difference
+from dispatch.catalog.changes import SECRET, Difference
 from tasks.commands.console import usage
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from db.keyring import Keyring
-from dispatch import catalog, plans
-from dispatch.changes import Change
+from dispatch import catalog
+from dispatch.catalog import plans
+from dispatch.catalog.changes import Change
 from dispatch.definitions import parse
 
 KEYRING = Keyring("v1", {"v1": bytes(32)})

@@ -17,9 +17,10 @@ from catalog_support import (
     summary,
 )
 
-from dispatch import catalog, datasources, jobs, jobschedules
-from dispatch.documents import DefinitionError
-from dispatch.export import as_yaml, export
+from dispatch import catalog
+from dispatch.catalog import datasources, jobs, jobschedules
+from dispatch.catalog.export import as_yaml, export
+from dispatch.definitions.documents import DefinitionError
 
 
 def test_a_file_is_stored_and_its_secrets_are_sealed__R_X1(rows, heard) -> None:

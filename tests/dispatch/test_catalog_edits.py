@@ -22,8 +22,10 @@ from catalog_support import (
 )
 
 from db.envelopes import EnvelopeError
-from dispatch import catalog, datasources, jobs, jobschedules
-from dispatch.documents import DefinitionError
+from dispatch import catalog
+from dispatch.catalog import datasources, jobs, jobschedules
+from dispatch.catalog.export import export
+from dispatch.definitions.documents import DefinitionError
 from dispatch.errors import (
     CatalogBusy,
     InUse,
@@ -32,7 +34,6 @@ from dispatch.errors import (
     UnknownJob,
     UnknownSchedule,
 )
-from dispatch.export import export
 
 # Datasources
 
@@ -75,7 +76,7 @@ def test_the_row_for_none_is_hidden(rows) -> None:
         with pytest.raises(UnknownDatasource):
             edit(operation, "")
     with catalog.reading() as session:
-        assert catalog.datasources(session) == []
+        assert catalog.all_datasources(session) == []
 
 
 # Switches and what they free

@@ -14,7 +14,8 @@ from run_support import Recorder, Rows, in_thread
 from support.waiting import until
 from worker_support import Claimer
 
-from dispatch import catalog, jobs, plans
+from dispatch import catalog
+from dispatch.catalog import jobs, plans
 from dispatch.context import Outcome
 from dispatch.definitions import parse
 from dispatch.enqueue import submit

@@ -10,7 +10,7 @@ import pytest
 from catalog_support import TwoConnectors
 
 from dispatch.definitions import Definitions, Existing, load, parse
-from dispatch.documents import DefinitionError
+from dispatch.definitions.documents import DefinitionError
 
 ENVIRON = {
     "SHOP_URL": "postgresql://app:hunter2-secret@shop/db",

@@ -9,10 +9,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from dispatch.crontab import NAMES, InvalidCron
 from dispatch.durations import InvalidDuration
 from dispatch.firetimes import Cron, Due, Every, InvalidInterval, upcoming
-from dispatch.zones import UnknownZone, load_zone
+from dispatch.firetimes.crontab import NAMES, InvalidCron
+from dispatch.firetimes.zones import UnknownZone, load_zone
 
 
 def utc(text: str) -> datetime:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dispatch.firetimes import Cron, Due, upcoming
-from dispatch.zones import _moves
+from dispatch.firetimes.zones import _moves
 
 ZONES = sorted(available_timezones() - {"localtime", "posixrules", "Factory"})
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

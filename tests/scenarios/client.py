@@ -16,8 +16,9 @@ from celery import canvas
 from celery.exceptions import TaskRevokedError, TimeoutError
 
 from db import settings
-from dispatch import catalog, datasources, jobs, jobschedules
+from dispatch import catalog
 from dispatch.cancel import cancel as cancel_run
+from dispatch.catalog import datasources, jobs, jobschedules
 from dispatch.retry import retry as retry_run
 from tasks import RunFailed
 from tasks import trigger as trigger_run

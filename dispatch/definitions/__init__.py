@@ -14,7 +14,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from db.redaction import secrets_of
-from dispatch.documents import (
+from dispatch.definitions.documents import (
     LARGEST_FILE,
     DefinitionError,
     Document,
@@ -25,8 +25,13 @@ from dispatch.documents import (
     did_you_mean,
     read,
 )
-from dispatch.fields import Fields, check_name
-from dispatch.jobdefinition import Connectors, JobDefinition, parse_job, resolve_replication
+from dispatch.definitions.fields import Fields, check_name
+from dispatch.definitions.jobdefinition import (
+    Connectors,
+    JobDefinition,
+    parse_job,
+    resolve_replication,
+)
 
 _SOUNDS_SECRET = re.compile(
     r"(?i)passw|pwd|secret|token|credential|api_?key|private_?key|_url$|_dsn$"

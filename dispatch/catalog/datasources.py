@@ -14,12 +14,13 @@ from db.envelopes import EnvelopeError, open_envelope, seal
 from db.keyring import Keyring
 from db.models import Datasource
 from db.redaction import secrets_of
-from dispatch import audit, catalog, jobs
-from dispatch.changes import SECRET, Change, Difference, audited, differences
+from dispatch import audit, catalog
+from dispatch.catalog import jobs
+from dispatch.catalog.changes import SECRET, Change, Difference, audited, differences
 from dispatch.definitions import DatasourceDefinition, parse_datasource
-from dispatch.documents import DefinitionError, Report
+from dispatch.definitions.documents import DefinitionError, Report
+from dispatch.definitions.jobdefinition import Connectors
 from dispatch.errors import InUse, NameTaken
-from dispatch.jobdefinition import Connectors
 
 
 def open_config(keyring: Keyring, stored: Datasource) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from dispatch.documents import Path, Report
+from dispatch.definitions.documents import Path, Report
 from dispatch.durations import InvalidDuration, parse_duration
 
 _NAME = re.compile(r"\w[\w.-]{0,99}")

@@ -17,12 +17,12 @@ from sqlalchemy.orm import Session
 
 from db.models import Job, JobSchedule
 from dispatch import audit, catalog, schedules
-from dispatch.changes import Change, Difference, audited, differences
-from dispatch.documents import DefinitionError, Report
+from dispatch.catalog.changes import Change, Difference, audited, differences
+from dispatch.definitions.documents import DefinitionError, Report
+from dispatch.definitions.scheduledefinition import ScheduleDefinition, parse_schedule
 from dispatch.durations import format_duration
 from dispatch.errors import NameTaken
 from dispatch.firetimes import FireTimes
-from dispatch.scheduledefinition import ScheduleDefinition, parse_schedule
 from dispatch.schedules import ScheduleReconciler
 
 

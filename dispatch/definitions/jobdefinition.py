@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from dispatch.documents import Path, Report
-from dispatch.fields import Fields, check_name
+from dispatch.definitions.documents import Path, Report
+from dispatch.definitions.fields import Fields, check_name
+from dispatch.definitions.scheduledefinition import ScheduleDefinition, parse_schedule
 from dispatch.policy import DEFAULT_BACKOFF_SECONDS, DESTRUCTIVE_MODE
-from dispatch.scheduledefinition import ScheduleDefinition, parse_schedule
 
 REPLICATE = "replicate"
 """The handler of replication jobs."""

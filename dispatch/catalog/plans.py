@@ -13,11 +13,12 @@ from sqlalchemy.orm import Session
 
 from db.keyring import Keyring
 from db.models import Datasource, Job
-from dispatch import catalog, datasources, jobs, jobschedules
-from dispatch.changes import Change
+from dispatch import catalog
+from dispatch.catalog import datasources, jobs, jobschedules
+from dispatch.catalog.changes import Change
 from dispatch.definitions import Definitions
-from dispatch.documents import DefinitionError, Report
-from dispatch.jobdefinition import Connectors
+from dispatch.definitions.documents import DefinitionError, Report
+from dispatch.definitions.jobdefinition import Connectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ def plan(
 
     Raises DefinitionError where a changed datasource would break a stored job.
     """
-    stored_datasources = {found.name: found for found in catalog.datasources(session)}
-    stored_jobs = {found.name: found for found in catalog.jobs(session)}
+    stored_datasources = {found.name: found for found in catalog.all_datasources(session)}
+    stored_jobs = {found.name: found for found in catalog.all_jobs(session)}
     _check_stored_jobs(session, definitions, stored_datasources, connectors)
     of_datasources = [
         datasources.difference(stored_datasources.get(name), wanted, keyring, connectors)
@@ -88,7 +89,7 @@ def apply(
     _lock(session, plan(session, definitions, keyring, connectors))
     # Again under the locks: a fire or a hand-written statement may have come between.
     found = plan(session, definitions, keyring, connectors)
-    stored_datasources = {stored.name: stored for stored in catalog.datasources(session)}
+    stored_datasources = {stored.name: stored for stored in catalog.all_datasources(session)}
     for change in found.datasources:
         datasources.store(
             session,
@@ -98,7 +99,7 @@ def apply(
             keyring,
             actor,
         )
-    stored_jobs = {stored.name: stored for stored in catalog.jobs(session)}
+    stored_jobs = {stored.name: stored for stored in catalog.all_jobs(session)}
     for change in found.jobs:
         stored_jobs[change.name] = jobs.store(
             session, stored_jobs.get(change.name), definitions.jobs[change.name], change, actor
@@ -113,7 +114,7 @@ def apply(
 
 def _lock(session: Session, found: Plan) -> None:
     touched: list[UUID] = [
-        stored.id for stored in catalog.jobs(session) if stored.name in found.touched
+        stored.id for stored in catalog.all_jobs(session) if stored.name in found.touched
     ]
     names = {change.name for change in found.datasources}
     jobschedules.lock_all(session, touched)
@@ -121,7 +122,7 @@ def _lock(session: Session, found: Plan) -> None:
     catalog.lock(
         session,
         Datasource,
-        [stored.id for stored in catalog.datasources(session) if stored.name in names],
+        [stored.id for stored in catalog.all_datasources(session) if stored.name in names],
     )
 
 

@@ -22,7 +22,7 @@ from db import session as sessions
 from db.failures import sqlstate
 from db.models import NIL_DATASOURCE, ConcurrencyKey, Datasource, Job, JobRun, JobSchedule
 from dispatch.definitions import Existing
-from dispatch.documents import did_you_mean
+from dispatch.definitions.documents import did_you_mean
 from dispatch.errors import CatalogBusy, UnknownDatasource, UnknownJob, UnknownSchedule
 
 CATALOG_LOCK = 0x63617461
@@ -66,7 +66,7 @@ def reading() -> Iterator[Session]:
 # Looking up
 
 
-def datasources(session: Session) -> list[Datasource]:
+def all_datasources(session: Session) -> list[Datasource]:
     """All datasources by name; the row that stands for none is not among them."""
     return list(
         session.scalars(
@@ -85,7 +85,7 @@ def datasource(session: Session, name: str) -> Datasource:
     return found
 
 
-def jobs(session: Session) -> list[Job]:
+def all_jobs(session: Session) -> list[Job]:
     """All jobs by name."""
     return list(session.scalars(select(Job).order_by(Job.name)))
 
@@ -130,11 +130,11 @@ def schedule(session: Session, name: str) -> tuple[Job, JobSchedule]:
 def existing(session: Session) -> Existing:
     """What a definition file is checked against."""
     limits: dict[str, tuple[str, int] | None] = {}
-    for found in jobs(session):
+    for found in all_jobs(session):
         stated = found.definition.get("concurrency")
         limits[found.name] = (stated["key"], stated["limit"]) if stated else None
     return Existing(
-        datasources={found.name: found.connector for found in datasources(session)},
+        datasources={found.name: found.connector for found in all_datasources(session)},
         concurrency=limits,
     )
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from dispatch.crontab import InvalidCron
-from dispatch.documents import Path, Report
+from dispatch.definitions.documents import Path, Report
+from dispatch.definitions.fields import Fields
 from dispatch.durations import InvalidDuration, format_duration, parse_duration
-from dispatch.fields import Fields
 from dispatch.firetimes import Cron, Every, InvalidInterval
+from dispatch.firetimes.crontab import InvalidCron
+from dispatch.firetimes.zones import UnknownZone
 from dispatch.misfires import Misfire
-from dispatch.zones import UnknownZone
 
 SCHEDULE_KEYS = ("name", "cron", "timezone", "every", "misfire", "enabled")
 

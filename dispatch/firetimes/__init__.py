@@ -31,9 +31,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 from zoneinfo import ZoneInfo
 
-from dispatch.crontab import Crontab
 from dispatch.durations import format_duration, parse_duration
-from dispatch.zones import load_zone, stretches
+from dispatch.firetimes.crontab import Crontab
+from dispatch.firetimes.zones import load_zone, stretches
 
 _TICK = timedelta(microseconds=1)
 _WINDOW = timedelta(days=366)

@@ -10,18 +10,19 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.models import ConcurrencyKey, Datasource, Job, JobRun
-from dispatch import audit, catalog, jobschedules
-from dispatch.changes import Change, Difference, audited, differences
+from dispatch import audit, catalog
+from dispatch.catalog import jobschedules
+from dispatch.catalog.changes import Change, Difference, audited, differences
 from dispatch.definitions import bind, check_limits
-from dispatch.documents import DefinitionError, Report
-from dispatch.errors import InUse, NameTaken
-from dispatch.jobdefinition import (
+from dispatch.definitions.documents import DefinitionError, Report
+from dispatch.definitions.jobdefinition import (
     REPLICATE,
     Connectors,
     JobDefinition,
     defaults,
     parse_job,
 )
+from dispatch.errors import InUse, NameTaken
 from dispatch.lifecycle import ACTIVE
 
 Switch = Literal["enabled", "paused", "source_enabled", "sink_enabled"]
@@ -73,7 +74,7 @@ def store(
     session: Session, stored: Job | None, wanted: JobDefinition, change: Change, actor: str
 ) -> Job:
     """Carry a change out: store, audit, and tell of the work it frees. ``stored`` is locked."""
-    ids = {found.name: found.id for found in catalog.datasources(session)}
+    ids = {found.name: found.id for found in catalog.all_datasources(session)}
     before = None if stored is None else _gates(session, stored)
     key = _store_limit(session, wanted)
     if stored is None:
@@ -272,7 +273,7 @@ def check_bindings(
     of ``without`` are left out.
     """
     known = {**catalog.existing(session).datasources, **changed}
-    for found in catalog.jobs(session):
+    for found in catalog.all_jobs(session):
         if found.name in without:
             continue
         job = stored_definition(session, found)

@@ -14,9 +14,10 @@ from db.envelopes import EnvelopeError
 from db.keyring import Keyring
 from db.models import Datasource, Job
 from db.redaction import secrets_of
-from dispatch import catalog, datasources, jobs, jobschedules
+from dispatch import catalog
+from dispatch.catalog import datasources, jobs, jobschedules
+from dispatch.definitions.jobdefinition import Connectors, defaults
 from dispatch.durations import format_duration
-from dispatch.jobdefinition import Connectors, defaults
 from dispatch.misfires import Misfire
 
 
@@ -27,10 +28,10 @@ def export(session: Session, keyring: Keyring, connectors: Connectors) -> dict[s
     this keyring cannot open gets a ``${NAME}`` for each secret key of its connector.
     """
     found: dict[str, Any] = {}
-    stored = catalog.datasources(session)
+    stored = catalog.all_datasources(session)
     if stored:
         found["datasources"] = {one.name: _datasource(one, keyring, connectors) for one in stored}
-    own = [one for one in catalog.jobs(session) if one.parent_job_id is None]
+    own = [one for one in catalog.all_jobs(session) if one.parent_job_id is None]
     if own:
         found["jobs"] = {one.name: _job(session, one) for one in own}
     return found
