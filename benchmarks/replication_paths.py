@@ -175,10 +175,22 @@ def dlt(place: dict[str, Any]) -> None:
     """dlt's SQL source with its fastest backend into its PostgreSQL destination."""
     import dlt as tool
     from dlt.sources.sql_database import sql_table
+    from psycopg import conninfo
 
+    sink = conninfo.conninfo_to_dict(place["sink"]["url"])
+    credentials = {
+        "drivername": "postgresql",
+        "database": sink["dbname"],
+        "username": sink["user"],
+        "password": "none",
+        "host": "localhost",
+        "port": int(sink["port"] or 5432),
+        # A socket's folder, which a host of theirs cannot be.
+        "query": {"host": sink["host"]},
+    }
     pipeline = tool.pipeline(
         f"bench_{uuid.uuid4().hex[:8]}",
-        destination=tool.destinations.postgres(place["sink"]["url"]),
+        destination=tool.destinations.postgres(credentials),
         dataset_name="dlt_bench",
         pipelines_dir=place["folder"],
     )
