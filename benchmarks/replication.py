@@ -75,6 +75,7 @@ def measure(*, quick: bool = False) -> None:
 
 def _once(name: str, places: Places) -> dict[str, float]:
     place = dict(places.place)
+    places.settle()
     if name in SLOW:
         place["rows"] = max(1, place["rows"] // SLOW_SHARE)
     done = subprocess.run(

@@ -88,6 +88,11 @@ class Places:
         self.rows *= times
         self.place["rows"] = self.rows
 
+    def settle(self) -> None:
+        """Write out what earlier paths left, so that none pays for another's checkpoint."""
+        with psycopg.connect(self.place["sink"]["url"], autocommit=True) as connection:
+            connection.execute("checkpoint")
+
     def _fill(self) -> None:
         with psycopg.connect(self.place["postgresql"]["url"], autocommit=True) as connection:
             connection.execute(sql.SQL("create table t ({})").format(sql.SQL(TYPES)))

@@ -245,3 +245,13 @@ def test_what_is_written_is_read_by_pythons_csv_too(tmp_path):
     with (tmp_path / "t.csv").open(newline="") as file:
         found = list(csv.reader(file))[1:]
     assert found == [[number, word or ""] for number, word in rows]
+
+
+def test_records_longer_than_a_block_stay_whole(tmp_path: Path) -> None:
+    long = '"' + "line\r\n, of a field" * (3 * BLOCK // 16) + '"'
+    records = ["id,note", f"1,{long}", "2,short", f"3,{long}", "4,last"]
+    path = tmp_path / "long.csv"
+    path.write_bytes("\r\n".join(records).encode())
+    found = list(csv_text.chunks(path, csv_text.Dialect()))
+    assert b"".join(found) == ("\n".join(records) + "\n").encode()
+    assert all(chunk.count(b'"') % 2 == 0 for chunk in found)

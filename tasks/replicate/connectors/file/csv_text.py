@@ -89,23 +89,35 @@ def chunks(path: Path, dialect: Dialect) -> Iterator[bytes]:
 
     The first line tells whether lines end in CR LF; then every line does.
     """
-    rest = b""
     crlf: bool | None = None
-    for block in blocks(path, dialect):
-        data = rest + block
-        end = last_end(data)
-        if end == 0:
-            rest = data
-            continue
-        chunk, rest = data[:end], data[end:]
+    for chunk in _whole_records(path, dialect):
         if crlf is None:
             crlf = _first_line(chunk).endswith(b"\r\n")
         yield _line_feeds(chunk) if crlf else chunk
-    if rest:
-        if rest.count(b'"') % 2:
+
+
+def _whole_records(path: Path, dialect: Dialect) -> Iterator[bytes]:
+    held: list[bytes] = []
+    size = wanted = 0
+    for block in blocks(path, dialect):
+        held.append(block)
+        size += len(block)
+        if size < wanted:
+            continue
+        data = b"".join(held)
+        end = last_end(data)
+        # A record of many blocks is looked through each time that it has doubled, not for each.
+        held, size, wanted = [data[end:]], len(data) - end, 0 if end else 2 * size
+        if end:
+            yield data[:end]
+    data = b"".join(held)
+    end = last_end(data)
+    if end:
+        yield data[:end]
+    if last := data[end:]:
+        if last.count(b'"') % 2:
             raise BadFile(f"{path}: ends inside a quoted field")
-        last = rest.removesuffix(b"\r") + b"\n" if crlf else rest + b"\n"
-        yield _line_feeds(last) if crlf else last
+        yield last + b"\n"
 
 
 def last_end(data: bytes) -> int:

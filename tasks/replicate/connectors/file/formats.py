@@ -21,8 +21,9 @@ from tasks.replicate.connector import (
 )
 
 NAMES = ("csv", "jsonl", "parquet")
-BLOCK = 256 * 1024
-"""Bytes of a text file that are looked at together."""
+BLOCK = 64 * 1024
+"""Bytes of a text file that are looked at together: few enough that what a socket holds keeps the
+sink busy meanwhile."""
 
 Check = Callable[[], None]
 """Raises where the run was asked to stop."""

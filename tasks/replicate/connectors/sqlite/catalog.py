@@ -33,7 +33,7 @@ select name from pragma_index_list(?, 'main') where "unique" and not partial ord
 _INDEXED = """
 select name, coll from pragma_index_xinfo(?, 'main') where key order by seqno
 """
-_ESTIMATE = "select max(rowid) - min(rowid) + 1 from {table}"
+_ESTIMATE = "select (select max(rowid) from {table}) - (select min(rowid) from {table}) + 1"
 _VIEW = "create temp view {view} as select * from (\n{query}\n)"
 _DROP_VIEW = "drop view temp.{view}"
 
