@@ -38,7 +38,8 @@ from tasks.replicate.connector import (
     SinkError,
     SourceError,
 )
-from tasks.replicate.connectors.file import Files
+from tasks.replicate.connectors.file import Files, csv_text
+from tasks.replicate.connectors.file.formats import BLOCK, BadFile
 
 
 def source_rows(folder: Path, text: bytes, **options: Any) -> list[Row]:
@@ -98,7 +99,6 @@ def test_the_dialect_is_the_datasources(tmp_path):
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 64])
 def test_blocks_are_cut_between_records_wherever_they_end(tmp_path, monkeypatch, block):
-    from tasks.replicate.connectors.file import csv_text
 
     monkeypatch.setattr(csv_text, "BLOCK", block)
     rows: list[Row] = [(f"{i}", WORDS[i % len(WORDS)]) for i in range(40)]
@@ -119,7 +119,6 @@ CELLS = st.none() | PIECES.map("".join)
     block=st.sampled_from([1, 3, 17, 100_000]),
 )
 def test_any_rows_are_read_as_they_were_written(tmp_path_factory, rows, block):
-    from tasks.replicate.connectors.file import csv_text
 
     dialect, path = csv_text.Dialect(header=False), tmp_path_factory.getbasetemp() / "any.csv"
     # The first line decides of CR LF, so it has no carriage return of its own.
@@ -138,8 +137,6 @@ def test_any_rows_are_read_as_they_were_written(tmp_path_factory, rows, block):
     text=st.lists(st.sampled_from(["a", '"', '""', ",", "\n", "\r\n"]), max_size=12).map("".join)
 )
 def test_any_text_is_read_letter_by_letter_alike_or_refused(tmp_path_factory, text):
-    from tasks.replicate.connectors.file import csv_text
-    from tasks.replicate.connectors.file.formats import BadFile
 
     dialect, path = csv_text.Dialect(header=False), tmp_path_factory.getbasetemp() / "text.csv"
     path.write_bytes(text.encode())
