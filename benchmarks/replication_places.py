@@ -51,6 +51,10 @@ class Places:
         home = self._folder / "home"
         server = embedded.ensure(home, redis=False)
         self._home = home
+        with psycopg.connect(server.database_conninfo, autocommit=True) as admin:
+            # No path shall cross the line behind which a checkpoint comes in its middle.
+            admin.execute("alter system set max_wal_size = '16GB'")
+            admin.execute("select pg_reload_conf()")
         for key, name in (("postgresql", "bench_source"), ("sink", "bench_sink")):
             with psycopg.connect(server.database_conninfo, autocommit=True) as admin:
                 admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))

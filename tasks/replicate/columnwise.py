@@ -29,14 +29,16 @@ _BY_PATTERN = {
 
 def passes(guard: Guard, values: Sequence[Cell]) -> bool:
     """Whether every value surely passes the guard and stays as it is."""
-    kinds = frozenset(map(type, values)) - {type(None)}
+    kinds = set(map(type, values))
+    if type(None) in kinds:
+        kinds.discard(type(None))
+        values = [value for value in values if value is not None]
     if not kinds:
         return True
     if len(kinds) != 1:
         return False
-    present = [value for value in values if value is not None] if None in values else values
-    found = _CHECKS.get((guard.name, next(iter(kinds))))
-    return found is not None and found(present, guard.argument, guard.second)
+    found = _CHECKS.get((guard.name, kinds.pop()))
+    return found is not None and found(values, guard.argument, guard.second)
 
 
 def _lengths(values: Sequence[Cell], length: int | None, _: int | None) -> bool:

@@ -228,12 +228,14 @@ def _staging_name(load: Load) -> sql.Identifier:
 
 
 def _write_rows(copy: psycopg.Copy, batches: Iterable[Batch], load: Load) -> None:
-    write = copy.write_row
+    # What Copy.write_row does, without a call for each row to do it.
+    formatted, send = copy.formatter.write_row, copy.writer.write
     for batch in batches:
         row: Any = ()
         try:
             for row in batch.data:
-                write(row)
+                if data := formatted(row):
+                    send(data)
         except psycopg.DataError:
             # The driver refuses NUL in text, and does not say where.
             for plan, cell in zip(load.columns, row, strict=True):
