@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tasks.replicate.connector import Load, SinkError
+from tasks.replicate.connectors import keys
 from tasks.replicate.connectors.mysql import fence, staging
 from tasks.replicate.connectors.mysql.catalog import FENCE
 from tasks.replicate.connectors.mysql.publishing import target
@@ -111,18 +112,5 @@ def _schemas(session: Session, load: Load) -> list[str]:
 
 def _key(load: Load, table: str) -> list[str]:
     assert load.relation is not None
-    if load.how not in ("merge", "diff"):
-        return []
-    if not load.key:
-        return [
-            f"{table} has no primary key and no unique key without NULLs, by which rows could be "
-            f"found: add one, or use {'complete' if load.how == 'merge' else 'atomic: delete'}"
-        ]
-    written = {plan.sink.name for plan in load.columns}
-    missing = [name for name in load.key if name not in written]
-    if missing:
-        return [f"key column {', '.join(missing)} of {table} is not among the columns to write"]
-    if not any(set(parts) == set(load.key) for parts in load.relation.detail["unique"]):
-        names = ", ".join(load.key)
-        return [f"{table} has no unique index on exactly ({names}): create one, or change key"]
-    return []
+    unique = load.relation.detail["unique"]
+    return keys.problems(load, table, lambda: any(set(parts) == set(load.key) for parts in unique))

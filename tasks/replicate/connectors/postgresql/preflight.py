@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 
 from tasks.replicate.connector import Load
+from tasks.replicate.connectors import keys
 from tasks.replicate.connectors.postgresql import catalog, fence, staging
 from tasks.replicate.names import join_name
 
@@ -170,21 +171,15 @@ def _schemas(connection: psycopg.Connection[Any], load: Load, schema: str) -> li
 
 def _key(connection: psycopg.Connection[Any], load: Load, table: str) -> list[str]:
     assert load.relation is not None
+    oid = load.relation.detail["oid"]
+
+    def is_unique() -> bool:
+        return connection.execute(_UNIQUE, (oid, list(load.key))).fetchone() is not None
+
+    if found := keys.problems(load, table, is_unique):
+        return found
     if load.how not in ("merge", "diff"):
         return []
-    if not load.key:
-        return [
-            f"{table} has no primary key and no unique key without NULLs, by which rows could be "
-            f"found: add one, or use {'complete' if load.how == 'merge' else 'atomic: delete'}"
-        ]
-    written = {plan.sink.name for plan in load.columns}
-    missing = [name for name in load.key if name not in written]
-    if missing:
-        return [f"key column {', '.join(missing)} of {table} is not among the columns to write"]
-    oid = load.relation.detail["oid"]
-    if connection.execute(_UNIQUE, (oid, list(load.key))).fetchone() is None:
-        names = ", ".join(load.key)
-        return [f"{table} has no unique index on exactly ({names}): create one, or change key"]
     always = [
         plan.sink.name
         for plan in load.columns

@@ -6,6 +6,7 @@ import os
 import re
 
 from tasks.replicate.connector import Load
+from tasks.replicate.connectors import keys
 from tasks.replicate.connectors.sqlite.session import Session
 from tasks.replicate.names import join_name
 
@@ -75,18 +76,7 @@ def _rights(session: Session) -> list[str]:
 
 def _key(load: Load, table: str) -> list[str]:
     assert load.relation is not None
-    if load.how not in ("merge", "diff"):
-        return []
-    if not load.key:
-        return [
-            f"{table} has no primary key and no unique key without NULLs, by which rows could be "
-            f"found: add one, or use {'complete' if load.how == 'merge' else 'atomic: delete'}"
-        ]
-    written = {plan.sink.name for plan in load.columns}
-    missing = [name for name in load.key if name not in written]
-    if missing:
-        return [f"key column {', '.join(missing)} of {table} is not among the columns to write"]
-    if not any(parts.keys() == set(load.key) for parts in load.relation.detail["unique"]):
-        names = ", ".join(load.key)
-        return [f"{table} has no unique index on exactly ({names}): create one, or change key"]
-    return []
+    unique = load.relation.detail["unique"]
+    return keys.problems(
+        load, table, lambda: any(parts.keys() == set(load.key) for parts in unique)
+    )

@@ -1,0 +1,26 @@
+"""What ``merge`` and ``diff`` ask of the key by which they find rows, in every SQL sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tasks.replicate.connector import Load
+
+
+def problems(load: Load, table: str, is_unique: Callable[[], bool]) -> list[str]:
+    """Why the key cannot serve; ``is_unique`` tells whether an index of the sink keeps it so."""
+    if load.how not in ("merge", "diff"):
+        return []
+    if not load.key:
+        return [
+            f"{table} has no primary key and no unique key without NULLs, by which rows could be "
+            f"found: add one, or use {'complete' if load.how == 'merge' else 'atomic: delete'}"
+        ]
+    written = {plan.sink.name for plan in load.columns}
+    missing = [name for name in load.key if name not in written]
+    if missing:
+        return [f"key column {', '.join(missing)} of {table} is not among the columns to write"]
+    if not is_unique():
+        names = ", ".join(load.key)
+        return [f"{table} has no unique index on exactly ({names}): create one, or change key"]
+    return []
