@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from scenarios.fleet import Fleet
+
+REPAIR_SECONDS = 60.0
 
 Deed = Callable[[], bool]
 """Does its damage, or tells that there is nothing to damage now."""
@@ -22,6 +25,7 @@ class Damage:
         self.counts: Counter[str] = Counter()
         self.busy: set[str] = set()
         self._undo: list[tuple[float, Callable[[], None]]] = []
+        self._undoing: list[threading.Thread] = []
 
     def go_on_for(
         self, seconds: float, pause: tuple[float, float], deeds: Sequence[tuple[Deed, int]]
@@ -52,10 +56,16 @@ class Damage:
         """Undo all that is not undone yet."""
         self._undo = [(0.0, undo) for _, undo in self._undo]
         self._undo_due()
+        for thread in self._undoing:
+            thread.join(REPAIR_SECONDS)
+            assert not thread.is_alive(), "some damage cannot be undone"
 
     def _undo_due(self) -> None:
         now = time.monotonic()
         due = [undo for at, undo in self._undo if at <= now]
         self._undo = [(at, undo) for at, undo in self._undo if at > now]
         for undo in due:
-            undo()
+            # By itself: what unlocks a row waits for a server that another has yet to thaw.
+            thread = threading.Thread(target=undo, daemon=True)
+            thread.start()
+            self._undoing.append(thread)

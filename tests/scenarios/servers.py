@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -110,12 +111,14 @@ class Postgres:
         # The postmaster first, so that it starts nothing meanwhile.
         os.kill(self.process.pid, signal.SIGSTOP)
         for child in self._family(self.process.pid):
-            child.suspend()
+            with suppress(psutil.NoSuchProcess):
+                child.suspend()
 
     def go_on(self) -> None:
         assert self.process is not None
         for child in self._family(self.process.pid):
-            child.resume()
+            with suppress(psutil.NoSuchProcess):
+                child.resume()
         os.kill(self.process.pid, signal.SIGCONT)
 
     def cut(self, database: str, share: float = 1.0) -> int:
