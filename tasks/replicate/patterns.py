@@ -9,7 +9,7 @@ from dispatch.context import ChildJob, HandlerFailure, Outcome, RunContext
 from tasks.replicate import registry
 from tasks.replicate.connector import Connector
 from tasks.replicate.ends import opened
-from tasks.replicate.names import join_name, matching
+from tasks.replicate.names import join_name, matching, split_name
 from tasks.replicate.spec import ReplicationSpec
 
 
@@ -39,6 +39,7 @@ def run(context: RunContext, spec: ReplicationSpec, connector: Connector) -> Out
             code="source_error",
             permanent=True,
         )
+    _refuse_collisions(spec, found, context.sink.connector if context.sink else "")
     general = {
         key: value
         for key, value in context.definition.items()
@@ -54,3 +55,31 @@ def run(context: RunContext, spec: ReplicationSpec, connector: Connector) -> Out
     context.spawn(children)
     context.progress(len(children), len(children), phase="spawned")
     return Outcome(result={"tables": [join_name(table) for table in found]}, rows_processed=0)
+
+
+def _refuse_collisions(
+    spec: ReplicationSpec, tables: list[tuple[str, ...]], sink_connector: str
+) -> None:
+    """Two children that write one sink table would each undo the other's load."""
+    writers: dict[str, list[str]] = {}
+    for table in tables:
+        target = str(spec.for_table(table)["sink"]["table"])
+        if sink_connector == "file":
+            # A file's name has the parts in one, whatever was quoted.
+            target = ".".join(split_name(target))
+        writers.setdefault(target, []).append(join_name(table))
+    doubled = [
+        f"{' and '.join(sources)} would both be written to {target}"
+        if len(sources) == 2
+        else f"{', '.join(sources)} would all be written to {target}"
+        for target, sources in writers.items()
+        if len(sources) > 1
+    ]
+    if doubled:
+        more = f"; and {len(doubled) - 5} more" if len(doubled) > 5 else ""
+        raise HandlerFailure(
+            f"nothing was started: {'; '.join(doubled[:5])}{more}. Exclude all but one (tables: "
+            '["...", "!SCHEMA.TABLE"]), or write a job for each schema with a table_schema of '
+            "its own",
+            permanent=True,
+        )

@@ -212,6 +212,29 @@ def test_a_pattern_that_matches_nothing_is_a_permanent_failure(
     assert caught.value.permanent
 
 
+def test_a_pattern_that_would_write_one_sink_table_twice_starts_nothing(
+    source: Database, sink: Database, job: Make
+) -> None:
+    for schema in ("sa", "sb"):
+        source.connection.execute(f"create schema {schema}")  # type: ignore[arg-type]
+        for table in ("t", schema):
+            source.connection.execute(f"create table {schema}.{table} (id int)")  # type: ignore[arg-type]
+    task = job("complete", None, tables=["sa.*", "sb.*"])
+    task.definition["sink"] = {"datasource": "sink", "table_schema": "public"}
+    context = task.context()
+    children: list[ChildJob] = []
+    context._spawn = children.extend
+    with pytest.raises(HandlerFailure, match=r"sa\.t and sb\.t .* written to public\.t") as caught:
+        modes.run(context)
+    assert caught.value.permanent
+    assert not children
+    task.definition["tables"] = ["sa.*", "sb.*", "!sb.t"]
+    context = task.context()
+    context._spawn = children.extend
+    modes.run(context)
+    assert len(children) == 3
+
+
 def test_checksums_of_two_tables_can_be_compared(source: Database, sink: Database) -> None:
     for database in (source, sink):
         database.execute("create table t (id int primary key, name text)")
