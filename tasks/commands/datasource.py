@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -14,6 +17,7 @@ from dispatch import catalog
 from dispatch.catalog import datasources
 from dispatch.catalog.changes import Change
 from dispatch.context import HandlerFailure
+from dispatch.definitions.documents import DefinitionError
 from tasks.commands import console, control, values
 from tasks.commands.console import Output
 from tasks.connectors import CONNECTORS
@@ -50,7 +54,7 @@ def add(
         settings = values.settings_given(given, CONNECTORS.secret_keys(canonical))
         control.require_database(may_create=True)
         keyring = control.open_keyring()
-        with catalog.editing() as session:
+        with _mistakes_of(name), catalog.editing() as session:
             change = datasources.add(
                 session,
                 keyring,
@@ -87,7 +91,7 @@ def edit(
     with secrets_known(secrets_of(secrets)):
         control.require_database()
         keyring = control.open_keyring()
-        with catalog.editing() as session:
+        with _mistakes_of(name), catalog.editing() as session:
             stored = catalog.datasource(session, name)
             known = CONNECTORS.canonical(connector) if connector else stored.connector
             settings = values.settings_given(given, CONNECTORS.secret_keys(known))
@@ -266,7 +270,26 @@ def _switch(out: Output, name: str, enabled: bool) -> None:
     _told(out, change, f"{'enabled' if enabled else 'disabled'} datasource {name}")
 
 
+@contextmanager
+def _mistakes_of(name: str) -> Iterator[None]:
+    """Mistakes in what is stored for a datasource name it, as those of a file do."""
+    try:
+        yield
+    except DefinitionError as error:
+        problems = [
+            problem
+            if problem.path[:1] == ("jobs",)
+            else replace(problem, path=("datasources", name, *problem.path))
+            for problem in error.problems
+        ]
+    else:
+        return
+    raise DefinitionError(problems)
+
+
 def _told(out: Output, change: Change | None, done: str) -> None:
     out.say(done if change is not None else "nothing to change")
+    if change is not None and change.note:
+        out.say(change.note)
     if out.as_json:
         out.document({"changed": change is not None, "change": change and change.as_json()})

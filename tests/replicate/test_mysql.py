@@ -253,7 +253,7 @@ def test_both_tables_have_one_checksum_after_a_copy(harness):
     [
         ("", "url is missing"),
         ("postgresql://u:geheim@h/d", "no MySQL URL"),
-        ("mysql://u:geheim@h:port/d", "no MySQL URL"),
+        ("mysql://u:geheim@h:port/d", "port is not a number"),
         ("mysql://u:geheim@h", "names no database"),
         ("mysql://u:geheim@h/d?colour=geheim", "parameter colour"),
         ("mysql://u:geheim@h/d?ssl=geheim", "ssl must be one of"),

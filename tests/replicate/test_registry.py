@@ -8,7 +8,8 @@ import pytest
 from replication_kit import definition
 
 from tasks.replicate import page, registry
-from tasks.replicate.connector import Connector
+from tasks.replicate.connector import Connector, SinkError, SourceError
+from tasks.replicate.connectors import urls
 from tasks.replicate.spec import ReplicationSpec, SpecError
 
 
@@ -32,6 +33,60 @@ def test_a_wrong_configuration_is_told_without_its_values(name: str) -> None:
         found = registry.check_config(name, config)
         assert found
         assert "secret-word" not in "".join(found)
+
+
+@pytest.mark.parametrize("name", ["postgresql", "mysql"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "u:topsecret@hunter2tail@127.0.0.1/db",
+        "u@me:topsecret@127.0.0.1/db",
+        "u:topsecret/hunter2tail@127.0.0.1/db",
+        "u:12/hunter2tail@127.0.0.1/db",
+        "u:12/secret?hunter2tail@127.0.0.1/db",
+        "u:topsecret#hunter2tail@127.0.0.1/db",
+        "u:topsecret?hunter2tail@127.0.0.1/db",
+        "u:topsecret?a=hunter2tail@127.0.0.1/db",
+        "u:top@secret?hunter2tail@127.0.0.1/db",
+        "u:top@secret#hunter2tail@127.0.0.1/db",
+    ],
+)
+def test_a_url_whose_password_ends_early_is_refused__R_X2(name: str, rest: str) -> None:
+    found = registry.check_config(name, {"url": f"{name}://{rest}"})
+    assert found == [urls.RAW]
+    assert "%40" in urls.RAW
+
+
+@pytest.mark.parametrize("name", ["postgresql", "mysql"])
+def test_a_port_that_is_none_is_refused(name: str) -> None:
+    for port in ("99999", "0", "port", "65536"):
+        assert registry.check_config(name, {"url": f"{name}://u:p@host:{port}/db"}) == [urls.PORT]
+
+
+def test_urls_that_can_be_told_apart_are_taken() -> None:
+    for url in (
+        "postgresql://u:p%40ss%2F%23%3F@host/db",
+        "postgresql://u:p@one:5432,two:5433/db",
+        "postgresql://u:p@[::1]:5432/db",
+        "postgresql://u:p@/db?host=/run/a@b",
+        "postgresql://u:p@host?application_name=a@b",
+        "postgresql:///db?user=a@b&port=5432",
+        "postgresql+psycopg://%2Frun%2Fpostgresql/db",
+        "host=shop password='a@b/c'",
+    ):
+        assert registry.check_config("postgresql", {"url": url}) == [], url
+    for url in ("mysql://u:p%40ss@host/db", "mysql://u:p@host/db?unix_socket=/run/a@b"):
+        assert registry.check_config("mysql", {"url": url}) == [], url
+
+
+def test_a_url_stored_before_it_was_refused_is_not_shown__R_X2() -> None:
+    config = {"url": "postgresql://u:topsecret@hunter2tail@127.0.0.1/db"}
+    with pytest.raises(SourceError, match="percent-encode") as caught:
+        registry.get("postgresql").source(config)
+    assert "hunter2tail" not in str(caught.value)
+    assert caught.value.permanent
+    with pytest.raises(SinkError, match="percent-encode"):
+        registry.get("postgresql").sink(config)
 
 
 def test_what_a_connector_cannot_do_is_refused_at_apply() -> None:

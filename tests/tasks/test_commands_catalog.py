@@ -201,6 +201,23 @@ def test_mistakes_about_datasources_are_plain(cli: Cli, url: str) -> None:
     assert "is not set for" in cli("datasource", "edit", "shop", "--clear", "x").failed().stderr
 
 
+def test_a_password_that_ends_early_is_refused_and_not_shown__R_X2(
+    cli: Cli, url: str, file: Path
+) -> None:
+    raw = "postgresql://u2me:topsecret@hunter2tail@127.0.0.1/db"
+    add = ("datasource", "add", "shop", "--connector", "postgresql", "--url-env", "U")
+    edit = ("datasource", "edit", "shop", "--url-env", "U")
+    refused = [cli(*add, U=raw).failed(), cli("apply", file, SHOP_URL=raw).failed()]
+    cli(*add, U=url).done()
+    refused.append(cli(*edit, U=raw).failed())
+    for answer in refused:
+        assert "datasources.shop.url: a raw @, /, # or ?" in answer.stderr
+        assert "%40" in answer.stderr
+        for part in ("topsecret", "hunter2tail", "127.0.0.1"):
+            assert part not in answer.stdout + answer.stderr
+    assert "line 3: datasources.shop.url" in refused[1].stderr
+
+
 def test_a_datasource_that_does_not_answer_fails_the_test(cli: Cli) -> None:
     url = f"postgresql://app:{SECRET}@127.0.0.1:1/x?connect_timeout=3"
     cli("datasource", "add", "away", "--connector", "postgresql", "--url-env", "U", U=url).done()

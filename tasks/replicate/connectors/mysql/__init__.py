@@ -36,6 +36,7 @@ class MySQL(Connector):
         return drivers.missing()
 
     def check_config(self, config: Mapping[str, Any]) -> list[str]:
+        from tasks.replicate.connectors import urls
         from tasks.replicate.connectors.mysql import drivers
 
         found = [
@@ -44,6 +45,7 @@ class MySQL(Connector):
             if key not in self.capabilities.settings
         ]
         try:
+            urls.check_userinfo(str(config.get("url") or ""))
             drivers.parameters(config)
         except ValueError as error:
             found.append(str(error))

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tasks.replicate.connectors import urls
+
 CONNECT_SECONDS = 10
 _FORM = "write mysql://USER:PASSWORD@HOST:PORT/DATABASE (percent-encode special characters)"
 _SSL = ("disabled", "required", "verify")
@@ -33,17 +35,22 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"url is missing; {_FORM}")
     try:
         parts = urlsplit(url)
-        port = parts.port or 3306
     except ValueError:
         raise ValueError(f"url is no MySQL URL; {_FORM}") from None
     if parts.scheme.partition("+")[0] not in ("mysql", "mariadb") or not parts.hostname:
         raise ValueError(f"url is no MySQL URL; {_FORM}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port is not None:
+        urls.check_port(str(port))
     database = unquote(parts.path.lstrip("/"))
     if not database:
         raise ValueError(f"url names no database; {_FORM}")
     found: dict[str, Any] = {
         "host": parts.hostname,
-        "port": port,
+        "port": port or 3306,
         "user": unquote(parts.username or ""),
         "password": unquote(parts.password or ""),
         "database": database,

@@ -32,6 +32,7 @@ class PostgreSQL(Connector):
     )
 
     def check_config(self, config: Mapping[str, Any]) -> list[str]:
+        from tasks.replicate.connectors import urls
         from tasks.replicate.connectors.postgresql import session
 
         found = [
@@ -40,6 +41,7 @@ class PostgreSQL(Connector):
             if key not in self.capabilities.settings
         ]
         try:
+            urls.check_userinfo(str(config.get("url") or ""))
             session.conninfo_of(config)
         except ValueError as error:
             found.append(str(error))

@@ -13,6 +13,7 @@ import psycopg
 from psycopg import conninfo, sql
 
 from tasks.replicate.connector import SinkError, SourceError
+from tasks.replicate.connectors import urls
 from tasks.replicate.redaction import redact
 
 CONNECT_SECONDS = 10
@@ -46,12 +47,18 @@ def conninfo_of(config: Mapping[str, Any]) -> str:
     if not url:
         raise ValueError("url is missing; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
     try:
-        conninfo.conninfo_to_dict(url)
+        options = conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError:
         raise ValueError(
             "url is no PostgreSQL URL; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE "
             "(percent-encode special characters)"
         ) from None
+    for host in str(options.get("host") or "").split(","):
+        # The rest of a password with a raw @; a socket's folder or name may hold one.
+        if "@" in host and not host.startswith(("/", "@")):
+            raise urls.UnusableURL(urls.RAW)
+    for port in str(options.get("port") or "").split(","):
+        urls.check_port(port)
     return url
 
 
@@ -145,10 +152,12 @@ _PERMANENT = ("22", "23", "42", "0A", "3D", "3F")
 
 @contextlib.contextmanager
 def errors(kind: type[SourceError] | type[SinkError], config: Mapping[str, Any]) -> Iterator[None]:
-    """Turn psycopg's errors into the end's own; everything else passes."""
+    """Turn psycopg's errors, and a URL of no use, into the end's own; everything else passes."""
+    side = "source" if kind is SourceError else "sink"
     try:
         yield
+    except urls.UnusableURL as error:
+        raise kind(f"{side}: {error}", permanent=True) from None
     except psycopg.Error as error:
         permanent = (error.sqlstate or "").startswith(_PERMANENT)
-        side = "source" if kind is SourceError else "sink"
         raise kind(f"{side}: {describe_error(error, config)}", permanent=permanent) from None
