@@ -7,12 +7,19 @@ so the same guarantees hold for both.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsInt
 from uuid import UUID
+
+SHORTEST_SNOOZE_SECONDS = 1.0
+"""A run that gave itself back at once would come round as fast as rows can be written."""
+LONGEST_SNOOZE_SECONDS = 10 * 366 * 86_400.0
+_MOST = 2**63 - 1
+_LONGEST_TEXT = 1_000
 
 
 class RunStopped(BaseException):
@@ -49,11 +56,20 @@ class PermanentFailure(HandlerFailure):
 
 
 class Snooze(BaseException):
-    """Give the run back for ``delay`` seconds (database time), counting no attempt (R-R3)."""
+    """Give the run back for ``delay`` seconds (database time), counting no attempt (R-R3).
+
+    At least SHORTEST_SNOOZE_SECONDS pass. Raises ValueError for what is no such time.
+    """
 
     def __init__(self, delay: float) -> None:
-        super().__init__(f"snoozed for {delay} s")
-        self.delay = delay
+        try:
+            seconds = float(delay)
+        except (TypeError, ValueError):
+            raise ValueError(f"Snooze takes seconds, not {delay!r}") from None
+        if not 0 <= seconds <= LONGEST_SNOOZE_SECONDS:
+            raise ValueError(f"Snooze takes seconds from 0 to ten years, not {delay!r}")
+        self.delay = max(SHORTEST_SNOOZE_SECONDS, seconds)
+        super().__init__(f"snoozed for {self.delay:g} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +171,16 @@ class RunContext:
     ) -> None:
         """Report progress in rows (and bytes). No I/O: the heartbeat stores it once a second.
 
-        Raises RunStopped where the run was asked to stop.
+        Raises RunStopped where the run was asked to stop, and ValueError for what is no number of
+        rows or bytes.
         """
-        self._progress = Progress(done, total, estimate, bytes, phase)
+        self._progress = Progress(
+            _whole("done", done),
+            None if total is None else _whole("total", total),
+            bool(estimate),
+            None if bytes is None else _whole("bytes", bytes),
+            None if phase is None else _storable(phase),
+        )
         self._progress_changed.set()
         self.check_cancelled()
 
@@ -202,7 +225,7 @@ class RunContext:
 
         A cancellation that follows is stored with this text as its ``cancellation_warning`` (R-F4).
         """
-        self._warning = warning
+        self._warning = None if warning is None else _storable(warning)
 
     # What the worker calls
 
@@ -232,3 +255,20 @@ class RunContext:
             return None
         self._progress_changed.clear()
         return self._progress
+
+
+def _whole(name: str, value: SupportsInt) -> int:
+    """A number that a bigint holds. Handlers hand over numpy's and decimal's as well."""
+    try:
+        number = -1 if isinstance(value, float) and not math.isfinite(value) else int(value)
+    except (TypeError, ValueError, OverflowError):
+        number = -1
+    if isinstance(value, str) or not 0 <= number <= _MOST:
+        raise ValueError(f"progress: {name} is a number from 0 to 2^63 - 1, not {value!r}")
+    return number
+
+
+def _storable(text: object) -> str:
+    """Text that PostgreSQL can hold, in bounds."""
+    found = str(text)[:_LONGEST_TEXT].replace("\x00", "\ufffd")
+    return found.encode("utf-8", "replace").decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +22,16 @@ from dispatch.context import (
     RunStopped,
     Snooze,
 )
-from dispatch.finalization import Ending
+from dispatch.finalization import MAX_MESSAGE, Ending
 from dispatch.handlers import Handler
 from dispatch.held import HeldRun
 from dispatch.runlog import RunLog, RunLogger
 
 Spawn = Callable[[ClaimedRun, Sequence[ChildJob]], Any]
 """Stores the child jobs of a run and enqueues a run of each; returns when they are durable."""
+
+FORK_CAME_BACK = 70
+"""The exit status of a process that a handler forked and that returned from it."""
 
 _STOPPED: Mapping[str, str] = {
     "worker_shutdown": "the worker shut down before the run ended",
@@ -96,9 +100,21 @@ def context_of(
 def perform(run: HeldRun, handler: Handler) -> Ending | None:
     """Call the handler and judge how it ended; None where the run was fenced: nothing is written.
 
-    What is no Exception, and is not how a handler stops or snoozes, passes through. The secrets of
-    the run should be known to db.redaction meanwhile.
+    What tells the process to end passes through. The secrets of the run should be known to
+    db.redaction meanwhile.
     """
+    pid = os.getpid()
+    try:
+        return _performed(run, handler)
+    finally:
+        if os.getpid() != pid:
+            # A fork of the handler's that came back: the run, the slot and the connections are
+            # its parent's, which still works.
+            os.write(2, b"claimcheck: a process that a handler forked came back; it ends here\n")
+            os._exit(FORK_CAME_BACK)
+
+
+def _performed(run: HeldRun, handler: Handler) -> Ending | None:
     context = run.context
     try:
         returned = handler(context)
@@ -106,18 +122,38 @@ def perform(run: HeldRun, handler: Handler) -> Ending | None:
         return finalization.snooze(snoozed.delay, run.fresh_progress())
     except RunStopped as stopped:
         return stopped_by(run, context.stop_reason or stopped.reason)
-    except Exception as error:
+    except BaseException as error:
+        if _ends_the_process(error):
+            raise
         # Breaking a blocking call is how work is stopped, so its error is not the run's.
         if context.stop_reason is not None:
             return stopped_by(run, context.stop_reason)
+        message = _message(error)
         if isinstance(error, HandlerFailure):
             # A failure that the handler foresaw: its message says it all.
-            context.log.error("the run failed: %s", error)
-            return _failed(run, error.code, str(error), permanent=error.permanent)
+            context.log.error("the run failed: %s", message)
+            return _failed(run, error.code, message, permanent=error.permanent)
         context.log.error("the run failed: %s", type(error).__name__, exc_info=error)
-        return _failed(run, "handler_error", f"{type(error).__name__}: {error}")
+        return _failed(run, "handler_error", f"{type(error).__name__}: {message}")
     outcome = returned if isinstance(returned, Outcome) else Outcome(result=returned)
     return finalization.success(outcome, run.fresh_progress())
+
+
+def _ends_the_process(error: BaseException) -> bool:
+    """Whether a signal raised it, or Celery. A handler's own ``sys.exit()`` is a failure like any.
+
+    A pool's child turns a signal into SystemExit with a negative code; Celery has its own classes.
+    """
+    if type(error) is SystemExit:
+        return isinstance(error.code, int) and error.code < 0
+    return isinstance(error, SystemExit | KeyboardInterrupt)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"its message cannot be read ({type(broken).__name__})"
 
 
 def stopped_by(run: HeldRun, reason: str) -> Ending | None:
@@ -130,7 +166,13 @@ def stopped_by(run: HeldRun, reason: str) -> Ending | None:
 
 def refused(run: HeldRun, error: Exception) -> Ending:
     """The end of a run whose outcome cannot be stored: a failure that says why."""
-    return _failed(run, "handler_error", redact(str(error)), permanent=True)
+    return finalization.failure(
+        run.claimed,
+        "handler_error",
+        redact(str(error)),
+        permanent=True,
+        warning=run.context.warning,
+    )
 
 
 def unreadable(claimed: ClaimedRun, error: EnvelopeError | KeyringError) -> Ending:
@@ -146,11 +188,13 @@ def unknown_handler(claimed: ClaimedRun, name: str) -> Ending:
 
 
 def _failed(run: HeldRun, code: str, message: str, *, permanent: bool = False) -> Ending:
+    warning = run.context.warning
     return finalization.failure(
         run.claimed,
         code,
-        redact(message),
+        # At three in the morning what the sink holds is the next question.
+        redact(f"{message[:MAX_MESSAGE]}; {warning}" if warning else message),
         permanent=permanent,
         progress=run.fresh_progress(),
-        warning=run.context.warning,
+        warning=warning,
     )

@@ -14,6 +14,7 @@ import psycopg
 from db import statements
 from db.failures import first_line, is_connection_lost
 from db.link import Link
+from db.redaction import redact
 from dispatch import offers
 from dispatch.chains import enqueue_next_of_chain
 from dispatch.claims import ClaimedRun, ClaimRequest
@@ -84,13 +85,15 @@ class Ending:
         """The parameters of the statement ``finish``. Raises FinishRefused."""
         outcome = self.outcome or Outcome()
         found = progress_parameters(self.progress)
-        if outcome.rows_processed is not None:
-            found["rows_processed"] = outcome.rows_processed
         try:
+            if outcome.rows_processed is not None:
+                found["rows_processed"] = int(outcome.rows_processed)
             result = to_json(outcome.result, "the handler's result", MAX_RESULT_BYTES)
-            counters = to_json(dict(outcome.counters), "the run's counters")
+            counters = redact(to_json(dict(outcome.counters), "the run's counters"))
         except InvalidParameters as error:
             raise FinishRefused(str(error)) from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise FinishRefused(f"the handler's outcome: {error}") from None
         if outcome.watermark is not None and outcome.watermark_type is None:
             raise FinishRefused("the watermark has no type by which it could be compared")
         return {
@@ -98,7 +101,7 @@ class Ending:
             "status": self.status,
             "error_code": self.error_code,
             "error_message": self.error_message,
-            "warning": self.warning,
+            "warning": None if self.warning is None else redact(self.warning),
             "delay": self.delay,
             "result": None if outcome.result is None else result,
             "counters": counters if outcome.counters else None,
@@ -199,13 +202,12 @@ def failure(
 
 def snooze(delay: float, progress: Progress | None = None) -> Ending:
     """The handler gave the run back for ``delay`` seconds; the attempt does not count (R-R3)."""
-    seconds = max(0.0, float(delay))
     return Ending(
         JobRunStatus.RETRY_SCHEDULED,
         error_code="snoozed",
-        error_message=f"snoozed for {seconds:g} s",
+        error_message=f"snoozed for {delay:g} s",
         progress=progress,
-        delay=seconds,
+        delay=delay,
     )
 
 
@@ -249,10 +251,11 @@ class RunFinalizationService:
             except (psycopg.DataError, psycopg.IntegrityError) as error:
                 raise FinishRefused(first_line(error)) from None
             except psycopg.ProgrammingError as error:
-                # A type that the server lacks, or that has no order.
-                if asked["watermark"] is None:
+                # What psycopg cannot send has no code; else a type that the server lacks, or that
+                # has no order.
+                if error.sqlstate is not None and asked["watermark"] is None:
                     raise
-                raise FinishRefused(f"the watermark's type: {first_line(error)}") from None
+                raise FinishRefused(f"the handler's outcome: {first_line(error)}") from None
             except psycopg.Error as error:
                 if not is_connection_lost(error):
                     raise

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from db import statements
 from db.link import Link
+from db.redaction import redact
 from dispatch.context import Progress
 from dispatch.runlog import LogDelta
 
@@ -84,7 +85,7 @@ def progress_parameters(progress: Progress | None) -> dict[str, Any]:
         "total": progress.total,
         "total_is_estimate": progress.total_is_estimate,
         "bytes": progress.bytes,
-        "phase": progress.phase,
+        "phase": None if progress.phase is None else redact(progress.phase),
     }
     return {
         "progress": json.dumps({key: value for key, value in stored.items() if value is not None}),

@@ -108,7 +108,12 @@ class RunLogger(logging.Logger):
         self._format = logging.Formatter()
 
     def callHandlers(self, record: logging.LogRecord) -> None:
-        self._redact.filter(record)
+        try:
+            self._redact.filter(record)
+        except Exception as error:
+            # As logging itself does with a line that cannot be put together: the work goes on.
+            record.msg, record.args = f"[a line that cannot be read: {type(error).__name__}]", ()
+            record.exc_info = record.exc_text = None
         self._log_of_run.add(self._line(record))
         if self.parent is not None and self.parent.isEnabledFor(record.levelno):
             super().callHandlers(record)

@@ -1,7 +1,8 @@
 """Who executes a run: ``host:parent-pid:nonce:child``, unique also where process ids return (R-L5).
 
 The nonce is drawn once by the worker's parent process. It travels to the children in the
-environment, so that it reaches those that are spawned as well as those that are forked.
+environment, so that it reaches those that are spawned as well as those that are forked; each
+process remembers what it found, whatever a handler then does to the environment.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import socket
 import threading
 
 _VARIABLE = "_CLAIMCHECK_WORKER"
+_found: tuple[int, str] | None = None
 
 
 def be_parent() -> None:
     """Make this process the parent of a worker; its children inherit what is drawn here."""
-    os.environ[_VARIABLE] = f"{os.getpid()}:{secrets.token_hex(4)}"
+    global _found
+    _found = os.getpid(), secrets.token_hex(4)
+    os.environ[_VARIABLE] = f"{_found[0]}:{_found[1]}"
 
 
 def is_parent() -> bool:
@@ -52,5 +56,8 @@ def _named(parent: int, nonce: str, child: str) -> str:
 
 
 def _parent() -> tuple[int, str]:
-    pid, _, nonce = os.environ.get(_VARIABLE, "").partition(":")
-    return (int(pid), nonce) if pid.isdigit() else (0, "")
+    global _found
+    if _found is None:
+        pid, _, nonce = os.environ.get(_VARIABLE, "").partition(":")
+        _found = (int(pid), nonce) if pid.isdigit() else None
+    return _found or (0, "")

@@ -30,7 +30,7 @@ from tasks.replicate.meter import Meter
 from tasks.replicate.names import join_name, split_name
 from tasks.replicate.spec import ReplicationSpec, SpecError
 
-EMPTIED = "the sink was emptied before the run was stopped: it is empty or holds a part of the rows"
+EMPTIED = "the sink was emptied before the run ended: it is empty or holds a part of the rows"
 COMMITTING = "the run was stopped while the sink committed: it may hold the new rows"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -264,9 +265,9 @@ def test_a_drain_stops_what_outlives_it_and_admits_its_next_attempt__R_D8__R_K3(
     assert not rows("select 1 from job_run where status in ('RUNNING', 'CANCEL_REQUESTED')")
 
 
-def test_an_exit_in_the_midst_of_the_work_is_a_drain__R_K3(rows: Rows, worker: Worker) -> None:
+def test_a_signal_in_the_midst_of_the_work_is_a_drain__R_K3(rows: Rows, worker: Worker) -> None:
     def work(run: RunContext) -> None:
-        raise SystemExit(1)
+        raise SystemExit(-(256 - signal.SIGTERM))  # what a child of a pool makes of a signal
 
     run_id = new_run(rows, worker.job("killed", work))
     with pytest.raises(SystemExit):
