@@ -116,7 +116,13 @@ def parse(
     top = Fields(document.values, (), report)
     top.refuse_unknown("a definition file (datasources, jobs)", ("datasources", "jobs"))
     datasources = _datasources(top.mapping("datasources") or {}, connectors, report)
-    jobs = _jobs(top.mapping("jobs") or {}, datasources, connectors, existing, report)
+    known: dict[str, str | None] = {
+        **existing.datasources,
+        # One that is refused is named all the same, and its jobs have no mistake by that.
+        **dict.fromkeys(top.mapping("datasources") or {}),
+        **{name: datasource.connector for name, datasource in datasources.items()},
+    }
+    jobs = _jobs(top.mapping("jobs") or {}, known, connectors, report)
     check_limits(jobs, existing, report)
     _keep_secrets_out(document, datasources, report)
     found = [*problems, *report.problems]
@@ -166,7 +172,10 @@ def parse_datasource(
     fields = Fields(raw, path, report)
     stated = fields.text("connector")
     if stated is None:
-        if "connector" not in raw or raw["connector"] is None:
+        meant = next((key for key in raw if did_you_mean(key, ["connector"])), None)
+        if "connector" not in raw and meant is not None:
+            report.unknown_key((*path, meant), "a datasource", ["connector"])
+        elif raw.get("connector") is None:
             report.add(path, f"lacks connector; there are {', '.join(connectors.names())}")
         return None
     connector = ""
@@ -189,12 +198,10 @@ def parse_datasource(
 
 def _jobs(
     raw: Mapping[str, Any],
-    datasources: Mapping[str, DatasourceDefinition],
+    known: Mapping[str, str | None],
     connectors: Connectors,
-    existing: Existing,
     report: Report,
 ) -> dict[str, JobDefinition]:
-    known = {**existing.datasources, **{name: d.connector for name, d in datasources.items()}}
     found: dict[str, JobDefinition] = {}
     for name, entry in raw.items():
         job = parse_job(name, entry, ("jobs", name), report, connectors)
@@ -204,7 +211,7 @@ def _jobs(
 
 
 def bind(
-    job: JobDefinition, known: Mapping[str, str], connectors: Connectors, report: Report
+    job: JobDefinition, known: Mapping[str, str | None], connectors: Connectors, report: Report
 ) -> JobDefinition:
     """Check a job's datasources and its own keys against the connectors of those it names."""
     for side, name in (("source", job.source), ("sink", job.sink)):

@@ -159,6 +159,26 @@ def test_an_empty_file_defines_nothing() -> None:
 # What is refused
 
 
+def test_a_connector_that_is_misspelled_is_told_at_its_line() -> None:
+    text = """\
+        datasources:
+          shop: {conector: postgresql, url: "${SHOP_URL}"}
+          warehouse:
+            url: "${WAREHOUSE_URL}"
+            Connector: postgresql
+        jobs:
+          orders:
+            mode: complete
+            source: {datasource: shop, table: a}
+            sink: {datasource: warehouse, table: a}
+    """
+    assert mistakes(text) == [
+        "line 2: datasources.shop.conector: is no key of a datasource; did you mean connector?",
+        "line 5: datasources.warehouse.Connector: is no key of a datasource; did you mean "
+        "connector?",
+    ]
+
+
 def test_every_mistake_is_reported_at_once_with_its_line() -> None:
     found = mistakes("""\
         datasource: {}
