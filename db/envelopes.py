@@ -36,6 +36,10 @@ class EnvelopeError(Exception):
     """An envelope cannot be opened; the message names its datasource and never the content."""
 
 
+class OtherKey(EnvelopeError):
+    """The keyring's key of that version is not the one that sealed the envelope."""
+
+
 def seal(keyring: Keyring, datasource_id: UUID, config: Mapping[str, Any]) -> dict[str, Any]:
     """Encrypt a datasource's configuration with a fresh data key under the current version."""
     data_key = AESGCM.generate_key(bit_length=256)
@@ -81,6 +85,16 @@ def open_envelope(
     return config
 
 
+def check_key(keyring: Keyring, envelope: Mapping[str, Any], *, name: str) -> None:
+    """Whether the keyring's key unwraps the data key; the content stays sealed.
+
+    Raises OtherKey where another key of that version sealed it, and EnvelopeError as
+    ``open_envelope`` does.
+    """
+    _check_shape(envelope, name)
+    _unwrap(keyring, envelope, name)
+
+
 def rewrap(
     keyring: Keyring, envelope: Mapping[str, Any], *, name: str | None = None
 ) -> dict[str, Any]:
@@ -117,6 +131,7 @@ def _unwrap(keyring: Keyring, envelope: Mapping[str, Any], name: str) -> bytes:
             name,
             f"the key {version!r} of this keyring is not the one that sealed it; "
             "use the keyring file of the host that stored it",
+            OtherKey,
         )
 
 
@@ -150,6 +165,6 @@ def _text(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def _fail(name: str, fault: str) -> NoReturn:
+def _fail(name: str, fault: str, kind: type[EnvelopeError] = EnvelopeError) -> NoReturn:
     # Without its cause: the libraries' errors say nothing useful and may carry the content.
-    raise EnvelopeError(f"the datasource {name!r} cannot be opened: {fault}") from None
+    raise kind(f"the datasource {name!r} cannot be opened: {fault}") from None

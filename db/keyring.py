@@ -210,8 +210,8 @@ def _read(where: Path) -> tuple[str, int]:
         _fail(
             where,
             "does not exist",
-            "create it with `celery -A tasks keyring init`, or point the setting at the file "
-            "that your other hosts use",
+            "where datasources are stored already, copy the file from a host that has it (a new "
+            "key opens none of them); to begin anew: celery -A tasks keyring init",
         )
     except OSError as error:
         _fail(where, f"cannot be read: {_reason(error)}", "check its path, owner and mode")

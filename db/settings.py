@@ -150,7 +150,8 @@ class Settings(BaseSettings):
             return self.home / "keyring.json"
         raise SettingsError(
             "CLAIMCHECK_KEYRING_FILE is not set, and DATABASE_URL is: with a database of your own "
-            "the keyring must be named. Create one with "
+            "the keyring must be named. Where datasources are stored already, copy the file from a "
+            "host that has it. To begin anew, create one with "
             "`CLAIMCHECK_KEYRING_FILE=/path/keyring.json celery -A tasks keyring init`, keep a "
             "copy of it apart from the database, and set the variable for every process."
         )

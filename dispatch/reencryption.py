@@ -1,4 +1,4 @@
-"""Rotation of keys: which versions retained envelopes need, and wrapping them anew (R-X3)."""
+"""Which keys retained envelopes need, whether a keyring has them, and wrapping anew (R-X3)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from db import session, statements
-from db.envelopes import EnvelopeError, rewrap
+from db.envelopes import EnvelopeError, OtherKey, check_key, rewrap
 from db.keyring import Keyring
 
 BATCH = 200
@@ -19,6 +19,7 @@ LOCK_SECONDS = 1.0
 
 _SQL = statements.load("keys")
 _EMPTY = json.dumps({})
+_MOST_NAMED = 3
 
 
 @dataclass(slots=True)
@@ -44,6 +45,63 @@ def versions_in_use() -> dict[str, dict[str, int]]:
             counts = found.setdefault(row["key_version"], {"datasources": 0, "snapshots": 0})
             counts[row["kind"]] = row["envelopes"]
     return found
+
+
+@dataclass(slots=True)
+class Mismatch:
+    """A key version whose key in this keyring is not the one that sealed datasources.
+
+    As text it says so, with the way out; it names datasources and shows nothing of their content.
+    """
+
+    keyring: Keyring
+    version: str
+    sealed_otherwise: list[str] = field(default_factory=list)
+    opened: int = 0
+    """How many datasources of that version the key does open."""
+
+    @property
+    def is_of_most(self) -> bool:
+        """The key opens fewer than it does not: the file is the wrong one, not a datasource."""
+        return self.opened < len(self.sealed_otherwise)
+
+    def __str__(self) -> str:
+        names = ", ".join(self.sealed_otherwise[:_MOST_NAMED])
+        more = len(self.sealed_otherwise) - _MOST_NAMED
+        return (
+            f"the key {self.version} of {self.keyring.path} is another one than the {self.version} "
+            f"that sealed {names}{f' and {more:,} more' if more > 0 else ''}: point "
+            "CLAIMCHECK_KEYRING_FILE at a copy of the file of the host that stored them, or, where "
+            "that key is lost, set their credentials again: "
+            "celery -A tasks apply FILE --replace-unreadable"
+        )
+
+
+def sealed_datasources() -> list[dict[str, Any]]:
+    """Name and envelope of each datasource that has one."""
+    with session.transaction() as connection:
+        return statements.rows(connection, _SQL["sealed"])
+
+
+def mismatches(keyring: Keyring) -> list[Mismatch]:
+    """The versions of the keyring by which another key sealed datasources; none where all fits.
+
+    Versions have names only: two keyrings that were made apart both hold a ``v1``.
+    """
+    found: dict[str, Mismatch] = {}
+    for row in sealed_datasources():
+        version = row["envelope"].get("key_version")
+        if version not in keyring:
+            continue
+        seen = found.setdefault(version, Mismatch(keyring, version))
+        try:
+            check_key(keyring, row["envelope"], name=row["name"])
+            seen.opened += 1
+        except OtherKey:
+            seen.sealed_otherwise.append(row["name"])
+        except EnvelopeError:
+            continue  # an altered one says nothing of the key
+    return [seen for seen in found.values() if seen.sealed_otherwise]
 
 
 def free_versions(keyring: Keyring, in_use: Mapping[str, Any]) -> list[str]:

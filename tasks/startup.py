@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import NoReturn
 
@@ -15,17 +16,20 @@ from db.keyring import Keyring, KeyringError
 from db.migrations import MigrationMissing
 from db.redaction import redact
 from db.urls import SettingsError
+from dispatch import reencryption
 from dispatch.errors import ClaimcheckError
 from tasks import handlers
 
 PATIENCE_SECONDS = 3.0
 _PAUSE_SECONDS = 0.25
 
+logger = logging.getLogger(__name__)
+
 
 def require_worker() -> None:
     """What a worker needs is there: database, keyring, broker, handlers. Raises SystemExit."""
     require_database()
-    require_keyring()
+    require_keys(require_keyring())
     require_broker()
     require_handlers()
 
@@ -58,6 +62,23 @@ def require_keyring() -> Keyring:
         return keyring.load_or_init(path) if found.keyring_may_be_created else Keyring.load(path)
     except (SettingsError, KeyringError) as error:
         _fail(error)
+
+
+def require_keys(keyring: Keyring) -> None:
+    """The keys are those that sealed the datasources. Raises SystemExit.
+
+    A worker with other keys of the same names would claim runs and fail them for good, which
+    another worker could do. Where most open, those that do not are told and stop nothing.
+    """
+    try:
+        for mismatch in reencryption.mismatches(keyring):
+            if mismatch.is_of_most:
+                _fail(f"CLAIMCHECK_KEYRING_FILE: {mismatch}")
+            logger.warning("CLAIMCHECK_KEYRING_FILE: %s", mismatch)
+    except (psycopg.Error, DBAPIError) as error:
+        _fail(f"DATABASE_URL: the control database cannot be used: {first_line(error)}")
+    finally:
+        session.dispose()
 
 
 def require_broker() -> None:

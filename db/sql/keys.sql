@@ -8,6 +8,10 @@ from job_run cross join lateral (values (source_snapshot), (sink_snapshot)) as o
 where snapshot is not null group by 2
 order by 1, 2;
 
+-- name: sealed
+-- All envelopes of datasources, to see whether a keyring's keys are those that sealed them (R-X3).
+select name, envelope from datasource where envelope is not null order by name;
+
 -- name: datasources_to_rewrap
 -- The next datasources whose data key is wrapped under another version. Passes over what a claim
 -- or an edit holds (R-X3).

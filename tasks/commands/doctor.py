@@ -169,7 +169,10 @@ def _keyring(found: Examination) -> None:
             f"{found.keyring.path} lacks {', '.join(missing)}, which stored envelopes need; "
             "restore it, or set those credentials again",
         )
-    else:
+    mismatches = reencryption.mismatches(found.keyring)
+    for mismatch in mismatches:
+        found.add("keyring", "failed", str(mismatch))
+    if not missing and not mismatches:
         found.add("keyring", "ok", message)
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
 import click
+import psycopg
 from rich.progress import Progress
+from sqlalchemy.exc import DBAPIError
 
 from db import keyring as keyrings
 from db import settings
+from db.embedded import EmbeddedError
+from db.failures import first_line, sqlstate
 from db.keyring import Keyring, KeyringError
+from db.urls import SettingsError
 from dispatch import reencryption
 from tasks.commands import console, control
 from tasks.commands.console import Output
+
+_NOT_MIGRATED = ("42P01", "3F000")
 
 
 @click.group()
@@ -19,13 +29,18 @@ def keyring() -> None:
 
 
 @keyring.command()
+@click.option("--force", is_flag=True, help="Also where stored datasources need another key.")
 @console.command
-def init(out: Output) -> None:
+def init(out: Output, force: bool) -> None:
     """Create the file with one fresh key.
 
-    An existing file is never overwritten.
+    An existing file is never overwritten. Refused where the control database holds datasources,
+    which a fresh key does not open: copy the file that sealed them.
     """
-    made = keyrings.init(settings.settings().keyring_path())
+    path = settings.settings().keyring_path()
+    if not force and not path.exists():
+        _refuse_beside_datasources(out)
+    made = keyrings.init(path)
     out.say(f"created {made.path} with the key version {made.current}")
     out.say("keep a copy of it apart from the database: without it no credential can be read")
     if out.as_json:
@@ -37,19 +52,22 @@ def init(out: Output) -> None:
 def status(out: Output) -> int:
     """Show the key versions and their use.
 
-    Exit 1 where stored envelopes need a key that is missing.
+    Exit 1 where stored envelopes need a key that is missing, or another one of the same name.
     """
     control.require_state()
     found = control.open_keyring()
     control.require_database()
     in_use = reencryption.versions_in_use()
     missing = sorted(set(in_use) - set(found.versions))
+    mismatches = reencryption.mismatches(found)
+    others = {mismatch.version: mismatch.sealed_otherwise for mismatch in mismatches}
     nothing = {"datasources": 0, "snapshots": 0}
     versions = [
         {
             "version": version,
             "current": version == found.current,
-            "readable": version in found,
+            "readable": version in found and version not in others,
+            "sealed_with_another_key": others.get(version, []),
             **in_use.get(version, nothing),
         }
         for version in [*found.versions, *missing]
@@ -64,7 +82,7 @@ def status(out: Output) -> int:
             [
                 [
                     row["version"],
-                    "current" if row["current"] else "" if row["readable"] else "MISSING",
+                    _state(row, missing),
                     row["datasources"],
                     row["snapshots"],
                     "free to remove" if row["version"] in free else "",
@@ -78,7 +96,9 @@ def status(out: Output) -> int:
             f"envelopes need the key version {version}, which this keyring lacks: restore it from "
             "your backup, or set those credentials again"
         )
-    return 1 if missing else 0
+    for mismatch in mismatches:
+        out.warn(str(mismatch))
+    return 1 if missing or mismatches else 0
 
 
 @keyring.command()
@@ -176,6 +196,38 @@ def reencrypt(out: Output, limit: int | None) -> int:
             }
         )
     return 1 if done.unreadable else 0
+
+
+def _state(row: Mapping[str, Any], missing: Collection[str]) -> str:
+    if row["sealed_with_another_key"]:
+        return "ANOTHER KEY"
+    return "MISSING" if row["version"] in missing else "current" if row["current"] else ""
+
+
+def _refuse_beside_datasources(out: Output) -> None:
+    """A fresh key beside datasources that another one sealed opens none of them.
+
+    Where no database can be asked, as on the host that prepares a container's, it is only told.
+    """
+    try:
+        control.require_state()
+        sealed = reencryption.sealed_datasources()
+    except SettingsError:
+        return
+    except (EmbeddedError, psycopg.Error, DBAPIError) as error:
+        if sqlstate(error) not in _NOT_MIGRATED:
+            out.warn(
+                f"DATABASE_URL: the control database does not answer, {first_line(error)}: where "
+                "it holds datasources already, use the keyring file that sealed them instead"
+            )
+        return
+    if sealed:
+        raise KeyringError(
+            f"the control database holds {len(sealed):,} "
+            f"{'datasource' if len(sealed) == 1 else 'datasources'} that a fresh key does not "
+            "open: copy the keyring file from a host that has it, or restore it from your backup. "
+            "Where it is lost, or meant for another database: celery -A tasks keyring init --force"
+        )
 
 
 def _facts(found: Keyring) -> dict[str, object]:

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from db.envelopes import EnvelopeError, open_envelope, rewrap, seal
+from db.envelopes import EnvelopeError, OtherKey, check_key, open_envelope, rewrap, seal
 from db.keyring import Keyring
 
 V1, V2 = bytes(range(32)), bytes(range(32, 64))
@@ -84,6 +84,16 @@ def test_every_altered_character_is_refused__R_X1() -> None:
 def test_a_wrong_key_is_refused__R_X1() -> None:
     wrong = Keyring("v1", {"v1": V2})
     assert "is not the one that sealed it" in refusal(wrong, seal(ONE, ID, CONFIG))
+
+
+def test_a_key_is_checked_without_opening_the_content__R_X3() -> None:
+    envelope = {**seal(ONE, ID, CONFIG), "ciphertext": base64.b64encode(bytes(40)).decode()}
+    check_key(ONE, envelope, name="shop")
+    with pytest.raises(OtherKey, match="'shop'"):
+        check_key(Keyring("v1", {"v1": V2}), envelope, name="shop")
+    with pytest.raises(EnvelopeError, match="was altered") as caught:
+        check_key(ONE, {**envelope, "wrapped_key": "AA=="}, name="shop")
+    assert not isinstance(caught.value, OtherKey)
 
 
 def test_a_missing_version_is_named_with_the_way_out__R_X3() -> None:

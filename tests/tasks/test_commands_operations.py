@@ -143,12 +143,58 @@ def test_an_envelope_without_its_key_is_reported_and_stops_nothing__R_X3(
 ) -> None:
     snapshots("SUCCEEDED")
     Path(environment["CLAIMCHECK_KEYRING_FILE"]).unlink()
-    cli("keyring", "init").done()
+    cli("keyring", "init", "--force").done()
     cli("keyring", "add", "--use").done()
     done = cli("keyring", "reencrypt", "--json").failed()
     assert len(done.json["unreadable"]) == 2
     assert "hunter2" not in done.stdout + done.stderr
-    assert cli("keyring", "status", "--json").done().json["missing"] == []
+    assert cli("keyring", "status", "--json").failed().json["missing"] == []
+
+
+def test_another_key_of_the_same_version_is_told_apart__R_X3(
+    cli: Cli, environment: dict[str, str], snapshots: Callable[[str], str]
+) -> None:
+    path = Path(environment["CLAIMCHECK_KEYRING_FILE"])
+    right = path.read_bytes()
+    path.unlink()
+    refused = cli("keyring", "init").failed().stderr
+    assert "holds 1 datasource that a fresh key does not open: copy the keyring file" in refused
+    assert not path.exists()
+    assert "copy the file from a host that has it" in cli("keyring", "status").failed().stderr
+    cli("keyring", "init", "--force").done()
+    doctor = cli("doctor", "--json").failed()
+    check = {check["name"]: check for check in doctor.json["checks"]}["keyring"]
+    assert check["status"] == "failed"
+    assert f"the key v1 of {path} is another one than the v1 that sealed shop" in check["message"]
+    assert "--replace-unreadable" in check["message"]
+    status = cli("keyring", "status", "--json").failed()
+    (use,) = status.json["use"]
+    assert (use["readable"], use["sealed_with_another_key"]) == (False, ["shop"])
+    assert "ANOTHER KEY" in cli("keyring", "status").failed().stdout
+    assert "hunter2" not in doctor.stdout + status.stdout + status.stderr
+    path.write_bytes(right)
+    (use,) = cli("keyring", "status", "--json").done().json["use"]
+    assert (use["readable"], use["sealed_with_another_key"]) == (True, [])
+
+
+def test_a_keyring_can_be_made_where_no_database_can_be_asked(
+    cli: Cli, configure: Callable[..., Any], environment: dict[str, str], tmp_path: Path
+) -> None:
+    from db import session
+
+    path = tmp_path / "new" / "keyring.json"
+    away = {**environment, "CLAIMCHECK_KEYRING_FILE": str(path)}
+    configure(**{**away, "DATABASE_URL": "postgresql://app:hunter2@127.0.0.1:1/x"})
+    session.dispose()
+    answer = cli("keyring", "init").done()
+    assert "the control database does not answer" in answer.stderr
+    assert "hunter2" not in answer.stderr
+    path.unlink()
+    configure(**{**away, "DATABASE_URL": None, "CLAIMCHECK_HOME": str(tmp_path / "none")})
+    session.dispose()
+    assert "does not answer" not in cli("keyring", "init").done().stderr
+    assert path.exists()
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_missing_key_is_reported__R_X3(

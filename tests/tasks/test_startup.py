@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 from support import processes
 
-from db import embedded
+from db import embedded, keyring
+from db.envelopes import seal
+from db.keyring import Keyring
 
 CLOSED = processes.free_port()
 
@@ -61,6 +66,31 @@ def test_worker_that_cannot_work_says_why_and_exits_1(
         log = tmp_path / f"{number}.log"
         with processes.celery(log, "worker", "--pool", "solo", **(environment | wrong)) as running:
             assert says in ended(running), fault
+
+
+def test_worker_with_another_key_of_the_same_name_refuses_to_start__R_X3(
+    environment: dict[str, str], rows: Callable[..., Any], tmp_path: Path
+) -> None:
+    right = Keyring.load(environment["CLAIMCHECK_KEYRING_FILE"])
+    wrong = keyring.init(tmp_path / "wrong.json")
+
+    def store(name: str, keys: Keyring) -> None:
+        found = uuid4()
+        envelope = json.dumps(seal(keys, found, {"url": "postgresql://app:s3cret@h/x"}))
+        rows(
+            "insert into datasource (id, name, connector, envelope) values (%s, %s, %s, %s)",
+            found, name, "postgresql", envelope,
+        )  # fmt: skip
+
+    store("shop", right)
+    settings = environment | {"CLAIMCHECK_KEYRING_FILE": str(wrong.path)}
+    with processes.celery(tmp_path / "wrong.log", "worker", "--pool", "solo", **settings) as found:
+        said = ended(found)
+    assert f"the key v1 of {wrong.path} is another one than the v1 that sealed shop:" in said
+    # One that only the other key opens stops no worker that can run the others.
+    store("warehouse", wrong)
+    with processes.worker(tmp_path / "right.log", pool="solo", **environment) as running:
+        assert "another one than the v1 that sealed warehouse:" in running.output()
 
 
 def test_beat_that_cannot_work_says_why_and_exits_1(
