@@ -129,6 +129,50 @@ def test_foreign_keys_and_triggers_are_refused(source: Database, sink: Database,
     job("complete").run()
 
 
+def test_every_partition_of_a_sink_is_looked_at(
+    source: Database, sink: Database, job: Make
+) -> None:
+    source.execute("create table t (id int primary key, name text)")
+    source.execute("insert into t values (1, 'a'), (12, 'b')")
+    sink.execute(
+        "create table t (id int primary key, name text) partition by range (id);"
+        "create table low partition of t for values from (0) to (10);"
+        "create table high partition of t for values from (10) to (20) partition by range (id);"
+        "create table higher partition of high for values from (10) to (20);"
+        "insert into t values (2, 'old'), (13, 'old');"
+        "create table child (id int references higher on delete cascade);"
+        "insert into child values (13);"
+    )
+    for mode in ("complete", "complete-atomic"):
+        with pytest.raises(
+            SinkError, match=r"partition higher of public.t is referenced by foreign keys of child"
+        ):
+            job(mode).run()
+    assert sink.value("select count(*) from child") == 1
+    sink.execute("drop table child")
+    sink.execute(
+        "create function f() returns trigger language plpgsql as"
+        " 'begin new.name = ''mangled''; return new; end';"
+        "create trigger watch before insert on low for each row execute function f()"
+    )
+    with pytest.raises(SinkError, match=r"partition low of public.t has the trigger watch on ins"):
+        job("complete-atomic").run()
+    sink.execute("drop trigger watch on low")
+    # A partition's own rules and row security do not count for who writes to its parent.
+    sink.execute("create rule no as on insert to low do instead nothing")
+    sink.execute("alter table low enable row level security, force row level security")
+    for mode in ("complete", "complete-atomic"):
+        job(mode, verify="checksum").run()
+    assert sink.execute("select * from t order by id") == [(1, "a"), (12, "b")]
+    # One trigger of the parent is told once, and a key to the parent as well.
+    sink.execute("create trigger watch before insert on t for each row execute function f()")
+    sink.execute("create table child (id int references t)")
+    with pytest.raises(SinkError) as caught:
+        job("complete").run()
+    assert str(caught.value).count("has the trigger") == 1
+    assert str(caught.value).count("referenced by") == 1
+
+
 @pytest.mark.parametrize("mode", ["complete", "complete-atomic"])
 def test_a_table_is_not_replicated_onto_itself(
     source: Database, sink: Database, job: Make, mode: str

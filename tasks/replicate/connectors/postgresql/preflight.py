@@ -37,19 +37,36 @@ from (select %(schema)s::name as name) given
 left join pg_catalog.pg_namespace n on n.nspname = given.name
 """
 
-_REFERENCES = """
-select distinct c.conrelid::regclass::text
-from pg_catalog.pg_constraint c
-where c.contype = 'f' and c.confrelid = %s::oid and c.conrelid <> %s::oid
-order by 1
+# The table and all its partitions, which may have foreign keys and triggers of their own. (Their
+# rules and row security count only where a statement names them, which none here does.)
+_TREE = """
+with recursive tree (oid) as (
+  select %(oid)s::oid
+  union
+  select i.inhrelid from pg_catalog.pg_inherits i join tree on i.inhparent = tree.oid
+)
+select array_agg(oid::int8) from tree
 """
 
-# Bits of tgtype: 4 insert, 8 delete, 16 update, 32 truncate.
+# A key of a partitioned table, or to one, has a row for each partition besides its own.
+_REFERENCES = """
+select distinct c.confrelid::regclass::text, c.conrelid::regclass::text, c.confrelid <> %(oid)s::oid
+from pg_catalog.pg_constraint c
+where c.contype = 'f' and c.conparentid = 0
+  and c.confrelid = any(%(tree)s::oid[]) and c.conrelid <> all(%(tree)s::oid[])
+order by 3, 1, 2
+"""
+
+# Bits of tgtype: 4 insert, 8 delete, 16 update, 32 truncate. A partition bears its parent's
+# triggers under the same name.
 _TRIGGERS = """
-select t.tgname,
-       (t.tgtype & 4) <> 0, (t.tgtype & 8) <> 0, (t.tgtype & 16) <> 0, (t.tgtype & 32) <> 0
+select t.tgname, (array_agg(t.tgrelid::regclass::text order by t.tgrelid))[1],
+       not bool_or(t.tgrelid = %(oid)s::oid),
+       bool_or((t.tgtype & 4) <> 0), bool_or((t.tgtype & 8) <> 0),
+       bool_or((t.tgtype & 16) <> 0), bool_or((t.tgtype & 32) <> 0)
 from pg_catalog.pg_trigger t
-where t.tgrelid = %s::oid and not t.tgisinternal and t.tgenabled in ('O', 'A')
+where t.tgrelid = any(%(tree)s::oid[]) and not t.tgisinternal and t.tgenabled in ('O', 'A')
+group by 1
 order by 1
 """
 _RULES = """
@@ -88,19 +105,25 @@ def refusals(connection: psycopg.Connection[Any], load: Load) -> list[str]:
     found += _rights(connection, load, table, changes)
     found += _schemas(connection, load, schema)
     found += _key(connection, load, table)
+    row = connection.execute(_TREE, {"oid": oid}).fetchone()
+    place = {"oid": oid, "tree": row[0] if row else [oid]}
     if load.how != "merge":
-        references = [row[0] for row in connection.execute(_REFERENCES, (oid, oid))]
-        if references:
+        references: dict[str, list[str]] = {}
+        for to, other, part in connection.execute(_REFERENCES, place):
+            named = f"the partition {to} of {table}" if part else table
+            references.setdefault(named, []).append(other)
+        for named, others in references.items():
             found.append(
-                f"{table} is referenced by foreign keys of {', '.join(references)}, which emptying "
+                f"{named} is referenced by foreign keys of {', '.join(others)}, which emptying "
                 "or replacing it would break: use mode incremental, or drop those foreign keys"
             )
-    for trigger, insert, delete, update, truncate in connection.execute(_TRIGGERS, (oid,)):
-        fires = {"insert": insert, "delete": delete, "update": update, "truncate": truncate}
-        hit = [event for event in changes if fires[event]]
+    for trigger, on, part, *fires in connection.execute(_TRIGGERS, place):
+        events = dict(zip(("insert", "delete", "update", "truncate"), fires, strict=True))
+        hit = [event for event in changes if events[event]]
         if hit:
+            named = f"the partition {on} of {table}" if part else table
             found.append(
-                f"{table} has the trigger {trigger} on {' and '.join(hit)}, which could change "
+                f"{named} has the trigger {trigger} on {' and '.join(hit)}, which could change "
                 "what is stored: disable it, or let it fire for replicas only (ENABLE REPLICA)"
             )
     for (rule,) in connection.execute(_RULES, (oid,)):
