@@ -248,6 +248,8 @@ def _contradictions(spec: ReplicationSpec) -> list[Problem]:
             problem("sink.table", "is missing; name the table to write")
         if spec.sink.table_schema is not None:
             problem("sink.table_schema", "is only for a tables pattern; write it into sink.table")
+        if _is_itself(spec):
+            problem("sink.table", "is the source's own table: write to another table")
     else:
         for key in ("table", "query", "columns"):
             if getattr(spec.source, key) is not None:
@@ -255,6 +257,12 @@ def _contradictions(spec: ReplicationSpec) -> list[Problem]:
         for key in ("table", "columns", "key"):
             if getattr(spec.sink, key) is not None:
                 problem(f"sink.{key}", "does not go with a tables pattern; remove one of them")
+        if spec.source.datasource == spec.sink.datasource and spec.sink.table_schema is None:
+            problem(
+                "sink",
+                "is the source's own datasource, so that each table would be written to itself: "
+                "name another datasource, or a table_schema",
+            )
     if spec.source.query is not None:
         if spec.source.where is not None:
             problem("source.where", "does not go with a query; write the condition into the query")
@@ -289,6 +297,14 @@ def _contradictions(spec: ReplicationSpec) -> list[Problem]:
         if doubled:
             problem("sink.columns", f"writes {', '.join(doubled)} twice")
     return found
+
+
+def _is_itself(spec: ReplicationSpec) -> bool:
+    """Whether both sides say the same; a run finds out whether two spellings mean one table."""
+    source, sink = spec.source, spec.sink
+    if source.datasource != sink.datasource or source.table is None or sink.table is None:
+        return False
+    return split_name(source.table) == split_name(sink.table)
 
 
 def _known(location: tuple[Any, ...]) -> list[str]:

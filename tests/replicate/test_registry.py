@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from replication_kit import definition
@@ -123,6 +124,23 @@ def test_a_definitions_mistakes_come_all_at_once() -> None:
         "bandwidth",
     ]
     assert "did you mean table?" in str(caught.value)
+
+
+def test_a_table_onto_itself_is_refused_where_both_sides_say_the_same() -> None:
+    def problems(source: str | None, sink: str | None, **more: Any) -> list[str]:
+        whole = definition({"table": source}, {"table": sink}, "complete", **more)
+        whole["source"]["datasource"] = "sink"
+        try:
+            ReplicationSpec.parse(whole)
+        except SpecError as error:
+            return [problem.key for problem in error.problems]
+        return []
+
+    assert problems("public.t", 'public."t"') == ["sink.table"]
+    assert problems("public.t", "public.T") == []
+    assert problems("public.t", "t") == []
+    assert problems(None, None, tables=["public.*"]) == ["sink"]
+    ReplicationSpec.parse(definition({"table": "t"}, {"table": "t"}, "complete"))
 
 
 def test_the_watermarks_bound_is_stated__R_F3() -> None:

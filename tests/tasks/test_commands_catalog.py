@@ -103,12 +103,13 @@ jobs:
         "line 4: datasources.out.format: must be one of csv, jsonl, parquet",
         "line 7: jobs.orders.source.mode: belongs to the job itself: write mode: beside source",
         "line 8: jobs.orders.sink.create: belongs to the job itself: write create: true beside",
+        "line 8: jobs.orders.sink.table: is the source's own table: write to another table",
         "line 10: jobs.orders.atomic: is only for mode complete-atomic",
         "line 11: jobs.orders.query: belongs under source",
         "line 12: jobs.orders.schedules[0].cron: '99 * * * *': bad minute",
     ):
         assert says in answer.stderr
-    assert "9 mistakes" in answer.stderr
+    assert "10 mistakes" in answer.stderr
 
 
 def test_an_alias_of_a_connector_is_noted(cli: Cli, file: Path, url: str) -> None:
