@@ -173,6 +173,24 @@ def test_every_partition_of_a_sink_is_looked_at(
     assert str(caught.value).count("referenced by") == 1
 
 
+@pytest.mark.parametrize("mode", ["complete", "complete-atomic", "incremental"])
+def test_a_sink_that_others_inherit_from_is_refused(
+    source: Database, sink: Database, job: Make, mode: str
+) -> None:
+    for database in (source, sink):
+        database.execute("create table t (id int primary key)")
+    sink.execute("create table older () inherits (t)")
+    sink.execute("insert into older values (7)")
+    more = {"watermark": "id"} if mode == "incremental" else {}
+    with pytest.raises(SinkError, match=r"tables older inherit from public\.t") as caught:
+        job(mode, **more).run()
+    assert caught.value.permanent
+    assert sink.value("select count(*) from older") == 1
+    sink.execute("alter table older no inherit t")
+    job(mode, **more).run()
+    assert sink.value("select count(*) from older") == 1
+
+
 @pytest.mark.parametrize("mode", ["complete", "complete-atomic"])
 def test_a_table_is_not_replicated_onto_itself(
     source: Database, sink: Database, job: Make, mode: str

@@ -48,6 +48,10 @@ with recursive tree (oid) as (
 select array_agg(oid::int8) from tree
 """
 
+_CHILDREN = """
+select inhrelid::regclass::text from pg_catalog.pg_inherits where inhparent = %s::oid order by 1
+"""
+
 # A key of a partitioned table, or to one, has a row for each partition besides its own.
 _REFERENCES = """
 select distinct c.confrelid::regclass::text, c.conrelid::regclass::text, c.confrelid <> %(oid)s::oid
@@ -105,6 +109,14 @@ def refusals(connection: psycopg.Connection[Any], load: Load) -> list[str]:
     found += _rights(connection, load, table, changes)
     found += _schemas(connection, load, schema)
     found += _key(connection, load, table)
+    if load.relation.detail["relkind"] == "r":
+        children = [row[0] for row in connection.execute(_CHILDREN, (oid,))]
+        if children:
+            found.append(
+                f"the tables {', '.join(children)} inherit from {table}, so that their rows count "
+                "as its own and would be changed with them: write to a table that none inherits "
+                f"from, or cut them off (alter table {children[0]} no inherit {table})"
+            )
     row = connection.execute(_TREE, {"oid": oid}).fetchone()
     place = {"oid": oid, "tree": row[0] if row else [oid]}
     if load.how != "merge":
