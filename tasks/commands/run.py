@@ -13,7 +13,7 @@ import click
 from db import session
 from db.runs import Filter, JobRunRepository
 from dispatch import cancel as cancelling
-from dispatch import enqueue
+from dispatch import catalog, enqueue
 from dispatch import retry as retrying
 from dispatch.durations import InvalidDuration, parse_duration
 from dispatch.enqueue import RunHandle
@@ -124,7 +124,13 @@ def list_(
     )
     control.require_database()
     with session.transaction() as connection:
-        found = JobRunRepository(connection).newest(wanted, limit)
+        reader = JobRunRepository(connection)
+        found = reader.newest(wanted, limit)
+        # Runs keep the name of a job that was removed.
+        unknown = job is not None and not found and not reader.newest(Filter(job=job), 1)
+    if job is not None and unknown:
+        with catalog.reading() as reading:
+            catalog.job(reading, job)
     if out.as_json:
         out.document([runs.as_json(one) for one in found])
         return

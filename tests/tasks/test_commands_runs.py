@@ -102,6 +102,19 @@ def test_runs_are_listed_newest_first_and_filtered(cli: Cli, started: Any, rows:
     assert "handler_error" in table
 
 
+def test_runs_of_a_job_that_never_was_are_refused(cli: Cli, started: Any, rows: Any) -> None:
+    assert cli("run", "list", "--job", "report", "--json").done().json == []
+    run = started()
+    answer = cli("run", "list", "--job", "reprot", "--json").failed()
+    assert answer.json["error"].startswith("no job is named 'reprot'; did you mean report?")
+    end(rows, run, "SUCCEEDED")
+    cli("job", "rm", "report").done()
+    kept = cli("run", "list", "--job", "report", "--json").done().json
+    assert [one["id"] for one in kept] == [run]
+    assert cli("run", "list", "--job", "report", "--active", "--json").done().json == []
+    assert "no job is named 'nope'" in cli("run", "list", "--job", "nope").failed().stderr
+
+
 def test_a_run_is_shown_with_its_lineage_and_never_its_token__R_C6(
     cli: Cli, started: Any, rows: Any
 ) -> None:
