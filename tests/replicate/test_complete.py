@@ -206,6 +206,39 @@ def test_a_table_is_not_replicated_onto_itself(
     assert source.value("select count(*) from t") == 1
 
 
+@pytest.mark.parametrize(("read", "written"), [("leaf", "t"), ("t", "leaf"), ("leaf", "middle")])
+@pytest.mark.parametrize("kind", ["partitions", "inheritance"])
+def test_a_table_is_not_replicated_onto_its_own_parent_or_partition(
+    source: Database, job: Make, read: str, written: str, kind: str
+) -> None:
+    if kind == "partitions":
+        source.execute(
+            "create table t (id int primary key) partition by range (id);"
+            "create table middle partition of t for values from (0) to (9) partition by range (id);"
+            "create table leaf partition of middle for values from (0) to (9);"
+            "create table beside partition of t for values from (10) to (19);"
+        )
+    else:
+        source.execute(
+            "create table t (id int);"
+            "create table middle () inherits (t); create table leaf () inherits (middle);"
+            "create table beside (id int primary key);"
+        )
+    source.execute("create view seen as select * from leaf")
+    source.execute("insert into leaf values (1)")
+    for table in (read, "seen"):
+        task = job("complete", f"public.{table}", to=f"public.{written}")
+        task.sink = source.config
+        with pytest.raises(SinkError, match="both source and sink"):
+            task.run()
+    assert source.value("select count(*) from t") == 1
+    # A partition beside it is another table.
+    task = job("complete", "public.leaf", to="public.beside", reads={"where": "id < 0"})
+    task.sink = source.config
+    task.run()
+    assert source.value("select count(*) from t") == 1
+
+
 def test_missing_rights_are_told_with_the_grant(
     source: Database, sink: Database, job: Make
 ) -> None:

@@ -161,19 +161,42 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 # A server's start, to the microsecond, tells it from any other, for every role.
 _IDENTITY = """
 select pg_catalog.pg_postmaster_start_time()::text, d.oid::int8,
-       array(select pg_catalog.to_regclass(name)::oid::int8 from unnest(%s::text[]) name)
+       pg_catalog.to_regclass(%s)::oid::int8
 from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()
 """
+
+# The tables, what they are partitions or children of, and their own partitions and children: to
+# empty any of these is to empty what is read.
+_KIN = """
+with recursive given (oid) as (
+  select distinct pg_catalog.to_regclass(name)::oid from unnest(%s::text[]) name
+), up (oid) as (
+  select oid from given
+  union
+  select i.inhparent from pg_catalog.pg_inherits i join up on i.inhrelid = up.oid
+), down (oid) as (
+  select oid from given
+  union
+  select i.inhrelid from pg_catalog.pg_inherits i join down on i.inhparent = down.oid
+)
+select pg_catalog.pg_postmaster_start_time()::text, d.oid::int8, kin.oid::int8
+from (select oid from up union select oid from down) kin, pg_catalog.pg_database d
+where d.datname = pg_catalog.current_database() and kin.oid is not null
+"""
+
+
+def identity(connection: psycopg.Connection[Any], name: TableName) -> tuple[Any, ...]:
+    """A value that is equal only for one table of one database of one server."""
+    row = connection.execute(_IDENTITY, (quoted(name),)).fetchone()
+    assert row is not None
+    return tuple(row)
 
 
 def identities(
     connection: psycopg.Connection[Any], names: Sequence[TableName]
 ) -> frozenset[tuple[Any, ...]]:
-    """Values that are equal only for one table of one database of one server."""
-    row = connection.execute(_IDENTITY, (list(map(quoted, names)),)).fetchone()
-    assert row is not None
-    started, database, oids = row
-    return frozenset((started, database, oid) for oid in oids)
+    """The identities of tables, of their partitions and children, and of their parents."""
+    return frozenset(connection.execute(_KIN, (list(map(quoted, names)),)).fetchall())
 
 
 def scanned(plan: dict[str, Any]) -> list[TableName]:

@@ -76,7 +76,7 @@ class PostgreSQLSink(Sink):
     def writes(self, relation: Relation) -> Any:
         name = (relation.detail["schema"], relation.detail["table"])
         with errors(SinkError, self._config):
-            return next(iter(catalog.identities(self._connection, [name])))
+            return catalog.identity(self._connection, name)
 
     def fit(self, source: Column, sink: Column, dialect: str) -> Fit:
         if dialect == self.dialect:
