@@ -19,6 +19,8 @@ from dispatch.definitions.jobdefinition import REPLICATE
 _SQL = statements.load("waiting")
 _COMMAND = "celery -A tasks"
 _MOST_NAMED = 3
+OFFERED_WITHIN_SECONDS = 2.0
+"""How long after it is due a run may be on its way to a worker that could take it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def explain(
         return None
     reasons = [*_time(row), *_switches(row), *_turn(row)]
     if takers is not None and not reasons:
-        reasons = _workers(row, takers)
+        reasons = _workers(row, takers) or _unoffered(row)
     return Waiting(
         row["queue"], row["handler"], row["due_for"].total_seconds(), tuple(reasons), _behind(row)
     )
@@ -152,3 +154,12 @@ def _workers(row: dict[str, Any], takers: Sequence[Taker]) -> list[str]:
     if all(taker.free_slots == 0 for taker in able):
         return [f"every slot of the workers of queue {queue} is busy"]
     return []
+
+
+def _unoffered(row: dict[str, Any]) -> list[str]:
+    """Workers can take it: what a delay or a retry needs then is a beat that tells them."""
+    if row["beats"] or row["due_for"].total_seconds() < OFFERED_WITHIN_SECONDS:
+        return []
+    return [
+        f"it is due, workers could take it, and no beat is running to tell them: {_COMMAND} beat"
+    ]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 from commands_support import Cli, claim, end
 from commands_support import cli as cli
@@ -78,6 +79,31 @@ def test_delay_and_backoff_name_their_time__R_R4(cli: Cli, next_of: Any, rows: A
         failed,
     )
     assert "attempt 1 ended early, so it is in backoff until 20" in next_of(str(retry["id"]))
+
+
+def test_a_due_run_that_a_worker_could_take_waits_for_a_beat__R_R4(
+    cli: Cli, rows: Any, worker: Any, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks.commands import waits
+
+    monkeypatch.setattr(waits, "ASK_AFTER_SECONDS", 0.0)
+    with worker(pool="solo"):
+        cli("job", "add", "report", "--handler", "nobody-knows-it").done()
+        cli("job", "add", "noop", "--handler", "noop").done()
+        unknown, able = (
+            str(made["id"])
+            for made in rows(
+                "insert into job_run (job_id, available_at) "
+                "select id, clock_timestamp() + make_interval(secs => 1) from job "
+                "order by name desc returning id"
+            )
+        )
+        assert "which is not running: celery -A tasks beat" in str(waits.why(able))
+        until("it is due", lambda: "no beat is running to tell" in str(waits.why(able)), 20)
+        assert str(waits.why(able)).endswith("to tell them: celery -A tasks beat")
+        assert "knows the handler nobody-knows-it" in str(waits.why(unknown))
+        with psycopg.connect(database, application_name="claimcheck-beat test"):
+            assert "beat" not in str(waits.why(able))
 
 
 def test_a_watcher_is_told_what_the_workers_lack__R_C2(
