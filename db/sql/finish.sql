@@ -4,11 +4,13 @@
 -- where `chained` says that the run has a chain, which needs a transaction (`in_transaction`).
 --   held       the run, locked, as it is now: a cancel that was recorded first wins (R-F4)
 --   marked     the job's watermark, never moved backwards, and only while the job still means the
---              same source, sink and column as when the run was claimed (R-F3)
+--              same source, sink and column as when the run was claimed, at the same places, and
+--              was not reset meanwhile (R-F3)
 --   ended      the attempt itself
 --   next       the retry's new attempt (R-R3): from the beginning, with what the first one was given
 with held as materialized (
   select r.id, r.job_id, r.job_snapshot, r.source_datasource_id, r.sink_datasource_id,
+    r.source_snapshot, r.sink_snapshot, r.datasources_resolved_at,
     case when r.status = 'CANCEL_REQUESTED' then 'CANCELLED' else %(status)s::text end as outcome,
     r.chain is not null as chained
   from job_run r
@@ -35,6 +37,12 @@ with held as materialized (
       is not distinct from (d.job_snapshot->'definition'->'mode',
         d.job_snapshot->'definition'->'source', d.job_snapshot->'definition'->'sink',
         d.job_snapshot->'definition'->'watermark')
+    and (j.watermark is not null or d.job_snapshot->>'watermark' is null)
+    -- Another key alone (R-X3) leaves updated_at, and a switch leaves the envelope.
+    and not exists (select from datasource s
+      where s.id in (j.source_id, j.sink_id) and s.updated_at > d.datasources_resolved_at
+        and s.envelope is distinct from
+          case s.id when j.source_id then d.source_snapshot else d.sink_snapshot end)
   returning j.watermark
 ), ended as (
   update job_run r

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 from uuid import uuid4
 
 from sqlalchemy import func, select
@@ -12,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from db.envelopes import EnvelopeError, open_envelope, seal
 from db.keyring import Keyring
-from db.models import Datasource
+from db.models import Datasource, Job
 from db.redaction import secrets_of
 from dispatch import audit, catalog
 from dispatch.catalog import jobs
@@ -29,6 +30,7 @@ def open_config(keyring: Keyring, stored: Datasource) -> dict[str, Any]:
 
 
 def difference(
+    session: Session,
     stored: Datasource | None,
     wanted: DatasourceDefinition,
     keyring: Keyring,
@@ -44,17 +46,31 @@ def difference(
         after["enabled"] = wanted.enabled
     if stored is None:
         return Change("add", "datasource", wanted.name, differences({}, after, secret=secret))
-    note = None
+    notes = []
+    is_lost = False
     try:
         config = open_config(keyring, stored)
     except EnvelopeError:
         config = {key: object() for key in wanted.config}
-        note = "what is stored cannot be opened with this keyring and is replaced"
+        notes.append("what is stored cannot be opened with this keyring and is replaced")
+        is_lost = True
     before: dict[str, Any] = {"connector": stored.connector, **config}
     if wanted.enabled is not None:
         before["enabled"] = stored.enabled
-    found = differences(before, after, secret=secret | (frozenset(config) if note else frozenset()))
-    return Change("edit", "datasource", wanted.name, found, note) if found else None
+    hidden = secret | (frozenset(config) if is_lost else frozenset())
+    found = differences(before, after, secret=hidden)
+    if not found:
+        return None
+    marked = _resets(session, stored, wanted, keyring)
+    if marked:
+        names = ", ".join(job.name for job in marked[:5])
+        more = f" and {len(marked) - 5} more" if len(marked) > 5 else ""
+        why = "may point" if is_lost else "points"
+        notes.append(
+            f"it {why} to another place: the watermark of {names}{more} is reset, so that the next "
+            "run reads everything again"
+        )
+    return Change("edit", "datasource", wanted.name, found, "; ".join(notes) or None)
 
 
 def store(
@@ -65,7 +81,12 @@ def store(
     keyring: Keyring,
     actor: str,
 ) -> Datasource:
-    """Carry a change out: seal, audit, and tell of the work that it frees. ``stored`` is locked."""
+    """Carry a change out: seal, audit, and tell of the work that it frees.
+
+    ``stored`` is locked, and before it the jobs that use it: where it points to another place,
+    their watermarks are reset (R-F3).
+    """
+    marked = [] if stored is None else _resets(session, stored, wanted, keyring)
     enables = wanted.enabled is True and stored is not None and not stored.enabled
     if stored is None:
         stored = Datasource(id=uuid4(), name=wanted.name)
@@ -86,6 +107,8 @@ def store(
         outcome="added" if change.action == "add" else "changed",
         detail=audited(change.differences),
     )
+    for job in marked:
+        jobs.forget_watermark(session, job, actor=actor, because=f"datasource {wanted.name}")
     if enables:
         catalog.notify_work(session, [job.name for job in catalog.jobs_of(session, stored.id)])
     return stored
@@ -111,7 +134,7 @@ def add(
             f"a datasource is named {name!r} already; change it with: "
             f"celery -A tasks datasource edit {name}"
         )
-    change = difference(None, wanted, keyring, connectors)
+    change = difference(session, None, wanted, keyring, connectors)
     assert change is not None
     store(session, None, wanted, change, keyring, actor)
     return change
@@ -133,6 +156,7 @@ def edit(
     UnknownDatasource, EnvelopeError, and DefinitionError with every mistake.
     """
     stored = catalog.datasource(session, name)
+    catalog.lock(session, Job, [job.id for job in catalog.jobs_of(session, stored.id)])
     catalog.lock(session, Datasource, [stored.id])
     connector = settings.get("connector", stored.connector)
     own = {key: value for key, value in settings.items() if key != "connector"}
@@ -152,7 +176,7 @@ def edit(
         jobs.check_bindings(session, connectors, {name: wanted.connector}, report)
         if report.problems:
             raise DefinitionError(report.problems)
-    change = difference(stored, wanted, keyring, connectors)
+    change = difference(session, stored, wanted, keyring, connectors)
     if change is not None:
         store(session, stored, wanted, change, keyring, actor)
     return change
@@ -230,3 +254,58 @@ def endpoint(config: Mapping[str, Any]) -> str | None:
     else:
         return None
     return None if any(secret in found for secret in secrets_of(config)) else found
+
+
+def _resets(
+    session: Session, stored: Datasource, wanted: DatasourceDefinition, keyring: Keyring
+) -> list[Job]:
+    """The jobs whose watermark tells nothing any more once ``wanted`` is stored (R-F3)."""
+    marked = [job for job in catalog.jobs_of(session, stored.id) if job.watermark is not None]
+    if not marked:
+        return []
+    try:
+        config = open_config(keyring, stored)
+    except EnvelopeError:
+        return marked
+    same = stored.connector == wanted.connector and _place(config) == _place(wanted.config)
+    return [] if same else marked
+
+
+# Who comes in, and how the way there is secured, is no part of the place.
+_WHO = re.compile(
+    r"(?i)user(name)?|(ssl)?pass(word|wd|phrase|file)?|.*(secret|token|password|credential).*"
+)
+_WAY = re.compile(
+    r"(?i)(ssl|tls|gss|krb|keepalive|tcp_).*|channel_binding|require_auth|application_name"
+    r"|(connect|read|write)_timeout"
+)
+
+
+def _place(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration says of the place it points to; two that differ may be one place."""
+    return {
+        key: _place_of_url(value) if isinstance(value, str) and "://" in value else value
+        for key, value in config.items()
+        if not _WHO.fullmatch(key)
+    }
+
+
+def _place_of_url(url: str) -> Any:
+    try:
+        parts = urlsplit(url)
+        where = parts.netloc.rpartition("@")[2].lower()
+        # A password with an unencoded slash, sign or mark would stand in what looks like the rest.
+        if "@" in url.partition(parts.netloc)[2]:
+            return url
+        query = parse_qsl(parts.query, keep_blank_values=True)
+    except ValueError:
+        return url
+    scheme = parts.scheme.partition("+")[0]
+    scheme = {"postgres": "postgresql", "mariadb": "mysql"}.get(scheme, scheme)
+    kept = sorted(
+        pair for pair in query if not _WHO.fullmatch(pair[0]) and not _WAY.fullmatch(pair[0])
+    )
+    # Without a name the database is called like its user.
+    named = parts.path.strip("/") or any(key in ("dbname", "database") for key, _ in kept)
+    user = None if named else (parts.username, dict(query).get("user"))
+    return scheme, where, parts.path, kept, parts.fragment, user

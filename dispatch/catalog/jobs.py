@@ -245,6 +245,17 @@ def reset_watermark(session: Session, name: str, *, actor: str) -> Change | None
     before = stored.watermark
     if before is None:
         return None
+    forget_watermark(session, stored, actor=actor)
+    return Change("edit", "job", name, (Difference("watermark", before, None),))
+
+
+def forget_watermark(
+    session: Session, stored: Job, *, actor: str, because: str | None = None
+) -> None:
+    """Reset the watermark of a job that is locked, and say in the audit why."""
+    detail = {"watermark": stored.watermark}
+    if because is not None:
+        detail["because"] = because
     stored.watermark = None
     stored.watermark_type = None
     stored.updated_at = func.clock_timestamp()
@@ -252,11 +263,10 @@ def reset_watermark(session: Session, name: str, *, actor: str) -> Change | None
         session,
         actor=actor,
         action="job.reset-watermark",
-        subject=name,
+        subject=stored.name,
         outcome="changed",
-        detail={"watermark": before},
+        detail=detail,
     )
-    return Change("edit", "job", name, (Difference("watermark", before, None),))
 
 
 def check_bindings(

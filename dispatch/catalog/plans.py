@@ -47,7 +47,7 @@ def plan(
     stored_jobs = {found.name: found for found in catalog.all_jobs(session)}
     _check_stored_jobs(session, definitions, stored_datasources, connectors)
     of_datasources = [
-        datasources.difference(stored_datasources.get(name), wanted, keyring, connectors)
+        datasources.difference(session, stored_datasources.get(name), wanted, keyring, connectors)
         for name, wanted in definitions.datasources.items()
     ]
     of_jobs = [
@@ -113,17 +113,15 @@ def apply(
 
 
 def _lock(session: Session, found: Plan) -> None:
-    touched: list[UUID] = [
-        stored.id for stored in catalog.all_jobs(session) if stored.name in found.touched
-    ]
     names = {change.name for change in found.datasources}
+    moved = {stored.id for stored in catalog.all_datasources(session) if stored.name in names}
+    every = catalog.all_jobs(session)
+    touched: list[UUID] = [stored.id for stored in every if stored.name in found.touched]
+    # A datasource that points to another place resets the watermarks of its jobs.
+    users = [stored.id for stored in every if moved & {stored.source_id, stored.sink_id}]
     jobschedules.lock_all(session, touched)
-    catalog.lock(session, Job, touched)
-    catalog.lock(
-        session,
-        Datasource,
-        [stored.id for stored in catalog.all_datasources(session) if stored.name in names],
-    )
+    catalog.lock(session, Job, [*touched, *users])
+    catalog.lock(session, Datasource, moved)
 
 
 def _check_stored_jobs(

@@ -190,6 +190,59 @@ def test_a_watermark_of_something_else_is_reset(rows, old: str, new: str, reset:
     ]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "reset"),
+    [
+        ("postgresql://app:a1@db/shop", "postgresql://app:b2@db/shop", False),
+        ("postgresql://app:a1@db/shop", "postgresql+x://b:b2@DB/shop?sslmode=prefer", False),
+        ("postgresql://app:a1@db/shop", "postgresql://app:a1@db/other", True),
+        ("postgresql://app:a1@db/shop", "postgresql://app:a1@db2/shop", True),
+        ("postgresql://app:a1@db/shop", "postgresql://app:a1@db:5433/shop", True),
+        ("postgresql://app:a1@db/shop?host=/a", "postgresql://app:a1@db/shop?host=/b", True),
+        ("postgresql://app:a1@db", "postgresql://other:a1@db", True),
+        ("postgresql://app:a/1@db/shop", "postgresql://app:a/2@db/shop", True),
+    ],
+)  # fmt: skip
+def test_a_datasource_that_points_elsewhere_resets_the_watermarks_of_its_jobs__R_F3(
+    rows, before: str, after: str, reset: bool
+) -> None:
+    for name in URLS:
+        apply(FILE, URLS | {name: before})
+        rows("update job set watermark = '7', watermark_type = 'bigint' where name = 'orders'")
+        rows("delete from audit_event")
+        planned = dry_run(FILE, URLS | {name: after})
+        (change,) = apply(FILE, URLS | {name: after})
+        assert planned == [change]
+        assert ("watermark of orders is reset" in (change.note or "")) == reset
+        found = rows("select watermark, watermark_type from job where name = 'orders'")
+        assert found == [
+            {"watermark": None, "watermark_type": None}
+            if reset
+            else {"watermark": "7", "watermark_type": "bigint"}
+        ]
+        audited = rows("select subject, detail from audit_event where action like 'job.reset%'")
+        because = {"watermark": "7", "because": f"datasource {change.name}"}
+        assert audited == ([{"subject": "orders", "detail": because}] if reset else [])
+
+
+def test_a_datasource_that_cannot_be_opened_resets_the_watermarks_as_well__R_F3(rows) -> None:
+    apply(FILE)
+    rows("update job set watermark = '7', watermark_type = 'bigint' where name = 'orders'")
+    changes = apply(FILE, keyring=OTHER_KEYRING)
+    assert "may point to another place: the watermark of orders" in (changes[0].note or "")
+    assert rows("select watermark from job where name = 'orders'") == [{"watermark": None}]
+
+
+def test_an_edited_datasource_resets_the_watermarks_of_its_jobs__R_F3(rows) -> None:
+    apply(FILE)
+    rows("update job set watermark = '7', watermark_type = 'bigint' where name = 'orders'")
+    change = edit(
+        datasources.edit, KEYRING, CONNECTORS, "warehouse", {"url": "postgresql://new/db"}
+    )
+    assert "watermark of orders" in change.note
+    assert rows("select watermark from job where name = 'orders'") == [{"watermark": None}]
+
+
 def test_export_and_apply_are_each_others_inverse(rows, database_server: str) -> None:
     apply(FILE)
     edit(jobs.set_switch, "report", "paused", True)

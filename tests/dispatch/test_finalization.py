@@ -268,6 +268,9 @@ def test_a_run_that_read_nothing_keeps_the_old_watermark__R_F3(
         """update job set definition = '{"watermark": "at", "source": {"table": "b"}}'""",
         "update job set source_id = (select id from datasource where name = 'b')",
         "update job set sink_id = (select id from datasource where name = 'b')",
+        "update job set watermark = null, watermark_type = null",
+        """update datasource set envelope = envelope || '{"ciphertext": "b3RoZXI="}',
+             updated_at = clock_timestamp() where name = 'a'""",
     ],
 )
 def test_a_run_from_before_an_edit_does_not_set_the_edited_jobs_watermark__R_F3(
