@@ -148,6 +148,8 @@ def describe_error(error: psycopg.Error, config: Mapping[str, Any]) -> str:
 
 # Errors that another attempt would only repeat: data, constraints, names, rights, features.
 _PERMANENT = ("22", "23", "42", "0A", "3D", "3F")
+# Only a part of a parallel read waits for a limited time (PostgreSQLSource.join).
+_LOCK_TIMEOUT = "55P03"
 
 
 @contextlib.contextmanager
@@ -160,4 +162,7 @@ def errors(kind: type[SourceError] | type[SinkError], config: Mapping[str, Any])
         raise kind(f"{side}: {error}", permanent=True) from None
     except psycopg.Error as error:
         permanent = (error.sqlstate or "").startswith(_PERMANENT)
-        raise kind(f"{side}: {describe_error(error, config)}", permanent=permanent) from None
+        message = describe_error(error, config)
+        if kind is SourceError and error.sqlstate == _LOCK_TIMEOUT:
+            message += "; another session waits to truncate or alter a table that this run reads"
+        raise kind(f"{side}: {message}", permanent=permanent) from None

@@ -42,6 +42,22 @@ where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence <> '
   and c.relname <> 'claimcheck_fence' and c.relname !~ '^cc_stage_[0-9a-f]{32}_'
 """
 
+# Whether a relation that this transaction holds a lock on got another file after its snapshot: by
+# TRUNCATE or a rewrite, after which an older snapshot sees it empty, or because it is newer than
+# the snapshot. The catalog's row is as the snapshot sees it, the function tells what is now.
+_REPLACED = """
+select exists (
+  select from pg_catalog.pg_locks l left join pg_catalog.pg_class c on c.oid = l.relation
+  where l.pid = pg_catalog.pg_backend_pid() and l.locktype = 'relation'
+    and l.relation::int8 >= 16384 and l.database = (
+      select oid from pg_catalog.pg_database where datname = pg_catalog.current_database())
+    and (c.oid is null
+         or c.relkind in ('r', 'm') and c.relfilenode <> pg_catalog.pg_relation_filenode(c.oid)))
+"""
+SNAPSHOTS = 20
+"""Snapshots that are taken before giving up on tables that are truncated all the time."""
+PART_LOCK_SECONDS = 5
+
 # Kinds whose cells psycopg hands out as they are; every other column is read as its text,
 # because Python's dates hold neither BC nor infinity.
 _AS_IS = frozenset({Kind.BOOLEAN, Kind.INTEGER, Kind.FLOAT, Kind.TEXT, Kind.BYTES})
@@ -61,6 +77,7 @@ class PostgreSQLSource(Source):
         with errors(SourceError, config):
             self._connection = session.connect(config, name=name)
         self._in_snapshot = False
+        self._described: ReadRequest | None = None
 
     def stop(self) -> None:
         session.interrupt(self._connection)
@@ -77,6 +94,7 @@ class PostgreSQLSource(Source):
             else:
                 relation = catalog.describe_table(self._connection, self._find(request))
             rows = self._estimate(request, relation)
+        self._described = request
         return Relation(relation.columns, relation.key, rows, relation.detail)
 
     def _find(self, request: ReadRequest) -> dict[str, Any]:
@@ -118,11 +136,31 @@ class PostgreSQLSource(Source):
             return watermarks.bound(self._connection, _from(request), column, lag, request.since)
 
     def snapshot(self) -> None:
+        """One state of what was described, locked so that nobody takes it away until the end.
+
+        A snapshot does not hold against TRUNCATE, a lock does; but a statement takes its
+        snapshot before it locks its tables. So both are taken, and taken again where a table
+        was emptied in between. Planning locks all that the read will, with the rights for it.
+        """
         with errors(SourceError, self._config):
-            self._connection.execute("begin isolation level repeatable read read only")
-            # The snapshot is taken by the first statement, not by BEGIN.
-            self._connection.execute("select 1")
-        self._in_snapshot = True
+            for _ in range(SNAPSHOTS):
+                self._connection.execute("begin isolation level repeatable read read only")
+                # The snapshot is taken by the first statement, not by BEGIN.
+                self._connection.execute("select 1")
+                if not self._replaced():
+                    self._in_snapshot = True
+                    return
+                self._connection.execute("rollback")
+        raise SourceError(
+            "the source's tables are truncated or rewritten too often to be read in one state"
+        )
+
+    def _replaced(self) -> bool:
+        if self._described is None:
+            return False
+        catalog.explain(self._connection, sql.SQL("select * {}").format(_from(self._described)))
+        row = self._connection.execute(_REPLACED).fetchone()
+        return bool(row and row[0])
 
     def split(self, request: ReadRequest, parts: int) -> list[Part]:
         from tasks.replicate.connectors.postgresql import splitting
@@ -138,6 +176,11 @@ class PostgreSQLSource(Source):
                 self._connection.execute(
                     sql.SQL("set transaction snapshot {}").format(sql.Literal(exported))
                 )
+            # The leader holds the tables: who waits for a lock here stands behind one who waits
+            # for the leader (to truncate or alter a table), and would do so for ever.
+            self._connection.execute(
+                sql.SQL("set local lock_timeout = {}").format(sql.Literal(f"{PART_LOCK_SECONDS}s"))
+            )
             self._connection.execute("select 1")
         self._in_snapshot = True
 
