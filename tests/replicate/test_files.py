@@ -25,7 +25,9 @@ from files_kit import (
     load_of,
     write,
 )
+from replication_kit import Job, definition
 
+from dispatch.context import HandlerFailure
 from tasks.replicate.connector import (
     Batch,
     Fenced,
@@ -238,6 +240,36 @@ def test_readers_see_the_old_file_until_the_commit(tmp_path):
         ".claimcheck_fence",
         ".claimcheck_lock",
     }
+
+
+@pytest.mark.parametrize("mode", ["complete", "complete-atomic"])
+@pytest.mark.parametrize("pattern", [False, True])
+@pytest.mark.parametrize("link", ["symbolic", "hard", "folder"])
+def test_a_sink_that_is_a_source_file_by_a_link_is_refused(tmp_path, link, pattern, mode):
+    there = tmp_path / "there"
+    there.mkdir()
+    for name in ("orders-1", "orders-2"):
+        (there / f"{name}.csv").write_text("a\nkept\n")
+    target = tmp_path / "target.csv"
+    if link == "folder":
+        (tmp_path / "target").symlink_to(there)
+        target = tmp_path / "target" / "orders-2.csv"
+    elif link == "symbolic":
+        target.symlink_to(there / "orders-2.csv")
+    else:
+        target.hardlink_to(there / "orders-2.csv")
+    reads = there / ("orders-*.csv" if pattern else "orders-2.csv")
+    job = Job(
+        {"path": str(reads), "format": "csv"},
+        {"path": str(target), "format": "csv"},
+        definition({"table": reads.name}, {"table": target.name}, mode),
+        connectors=("file", "file"),
+    )
+    with pytest.raises(HandlerFailure, match="both source and sink") as caught:
+        job.run()
+    assert caught.value.permanent
+    assert (there / "orders-2.csv").read_text() == "a\nkept\n"
+    assert not list(there.glob(".claimcheck*"))
 
 
 def test_a_rollback_and_a_failed_load_leave_the_old_file(tmp_path):

@@ -106,3 +106,9 @@ def state(path: Path) -> tuple[int, int, int]:
     """What tells that a file was changed or replaced."""
     found = path.stat()
     return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def identity(path: Path) -> tuple[int, int]:
+    """What is equal only for one and the same file, by whatever links it is named."""
+    found = path.stat()
+    return (found.st_dev, found.st_ino)

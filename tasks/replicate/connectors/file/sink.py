@@ -28,7 +28,7 @@ from tasks.replicate.connector import (
 )
 from tasks.replicate.connectors.file.fence import Fence
 from tasks.replicate.connectors.file.formats import BadFile, BadValue, cell_of_text
-from tasks.replicate.connectors.file.places import NoTable, Place
+from tasks.replicate.connectors.file.places import NoTable, Place, identity
 
 _STAGED = re.compile(r"\.claimcheck_stage\.([0-9A-Za-z]+)\.(\d+)\.[0-9A-Za-z]+\.")
 PAGE = 5000
@@ -81,8 +81,15 @@ class FileSink(Sink):
             if path.stat().st_size == 0:
                 # A file of JSON lines without a row tells no columns: as good as none.
                 return None
-            found = self._place.format.describe([path])
-            return found if self._place.format.binds else _loose(found)
+            return self._relation(path, self._place.format.describe([path]))
+
+    def _relation(self, path: Path, found: Relation) -> Relation:
+        detail = {**(found.detail or {}), "identity": identity(path)}
+        found = replace(found, detail=detail)
+        return found if self._place.format.binds else _loose(found)
+
+    def writes(self, relation: Relation) -> Any:
+        return relation.detail["identity"]
 
     def fit(self, source: Column, sink: Column, dialect: str) -> Fit:
         return self._place.format.fit(source, sink, dialect)
@@ -110,8 +117,7 @@ class FileSink(Sink):
             beside = self._beside(path, "new")
             self._place.format.create(beside, made)
             beside.replace(path)
-            found = Relation(made)
-            self._created[path] = found if self._place.format.binds else _loose(found)
+            self._created[path] = self._relation(path, Relation(made))
 
     # The fence
 

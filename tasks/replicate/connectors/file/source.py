@@ -18,7 +18,7 @@ from tasks.replicate.connector import (
     TableName,
 )
 from tasks.replicate.connectors.file.formats import BadFile
-from tasks.replicate.connectors.file.places import NoTable, Place, state
+from tasks.replicate.connectors.file.places import NoTable, Place, identity, state
 
 
 class FileSource(Source):
@@ -69,6 +69,10 @@ class FileSource(Source):
     def describe(self, request: ReadRequest) -> Relation:
         with self._errors():
             return self._place.format.describe(self._files(request))
+
+    def reads(self, request: ReadRequest) -> frozenset[Any]:
+        with self._errors():
+            return frozenset(map(identity, self._files(request)))
 
     def tables(self) -> list[TableName]:
         with self._errors():
