@@ -76,6 +76,19 @@ def test_what_is_no_object_on_a_line_is_refused(tmp_path, text, says):
         json_rows(tmp_path, text)
 
 
+def test_one_half_of_a_surrogate_pair_is_refused_by_column(tmp_path):
+    line = '{"id": 1, "a": "\\ud83d\\ude00", "doc": {"a": "\\ud800"}}\n'
+    assert json_rows(tmp_path, line) == [(1, "\U0001f600", '{"a": "\\ud800"}')]
+    with pytest.raises(
+        SourceError, match=r"t\.jsonl: column a: a text of object 2 .*half"
+    ) as caught:
+        json_rows(tmp_path, line + '{"id": 2, "a": "secret \\ude00"}\n')
+    assert caught.value.permanent
+    assert "secret" not in str(caught.value)
+    with pytest.raises(SourceError, match=r"t\.jsonl: a name of object 1 has one half"):
+        json_rows(tmp_path, '{"\\udc00": 1}\n')
+
+
 def test_a_name_that_comes_late_is_an_error_and_not_left_out(tmp_path):
     lines = '{"a": 1}\n' * 1000 + '{"a": 1, "late": 2}\n'
     with pytest.raises(SourceError, match=r"object 1001 has the name late"):

@@ -31,7 +31,11 @@ _SPACE = re.compile(r"[ \t\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _WORDS: dict[str, Cell] = {"true": True, "false": False, "null": None}
 _DECODER = json.JSONDecoder()
+_HALF = re.compile("[\ud800-\udfff]")
 _FRACTIONAL = frozenset(".eE")
+_HALVED = (
+    "has one half of a surrogate pair, such as \\ud800, which is no character; write both or none"
+)
 MOST_FIGURES = 1000
 """Of a whole number that Python makes an int of; a longer one stays text."""
 
@@ -122,6 +126,8 @@ def _members(line: str, path: Path, number: int) -> dict[str, tuple[int, int]]:
                 if line[position : position + 1] != '"':
                     raise ValueError
                 name, position = scanstring(line, position + 1, True)
+                if not name.isascii() and _HALF.search(name):
+                    raise BadFile(f"{path}: a name of object {number + 1} {_HALVED}")
                 start = _after(line, _SPACE.match(line, position), ":")
                 position = _value_end(line, start)
                 if name in found:
@@ -179,7 +185,18 @@ def _row(
             f"{path}: object {number + 1} has the name {', '.join(sorted(unknown))}, which the "
             f"first {SAMPLE} objects do not have; add it to one of them, as null"
         )
-    return tuple([_cell(line, members.get(name), document) for name, document in wanted])
+    try:
+        return tuple([_cell(line, members.get(name), document) for name, document in wanted])
+    except BadValue as error:
+        broken = next(n for n, doc in wanted if not doc and _is_halved(line, members.get(n)))
+        raise BadFile(f"{path}: column {broken}: a text of object {number + 1} {error}") from None
+
+
+def _is_halved(line: str, place: tuple[int, int] | None) -> bool:
+    if place is None or line[place[0]] != '"':
+        return False
+    value, _ = scanstring(line, place[0] + 1, True)
+    return _HALF.search(value) is not None
 
 
 def _cell(line: str, place: tuple[int, int] | None, document: bool) -> Cell:
@@ -194,6 +211,8 @@ def _cell(line: str, place: tuple[int, int] | None, document: bool) -> Cell:
     if text[0] != '"':
         return text if set(text) & _FRACTIONAL or len(text) > MOST_FIGURES else int(text)
     value, _ = scanstring(line, place[0] + 1, True)
+    if not value.isascii() and _HALF.search(value):
+        raise BadValue(_HALVED)
     return str(value)
 
 
