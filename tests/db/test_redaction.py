@@ -10,6 +10,8 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from db.redaction import RedactingFilter, redact, secrets_known, secrets_of
 
@@ -72,6 +74,11 @@ def test_a_known_secret_in_each_encoding__R_X2(printed: str) -> None:
     )
 
 
+@pytest.mark.parametrize("secret", ["a\\%b", "\\%(", "%2f%2F(", "100%"])
+def test_a_known_secret_with_a_percent_sign__R_X2(secret: str) -> None:
+    assert redact(f"no {secret} here", [secret]) == "no *** here"
+
+
 def test_a_short_secret_does_not_take_words_apart() -> None:
     assert redact("an apple a day", ["a", "pp"]) == "an apple *** day"
     assert redact("nothing", ["", " "]) == "nothing"
@@ -90,6 +97,9 @@ def test_the_longest_secret_goes_first() -> None:
         ({"url": "postgresql://db/x?password=a%20b&sslmode=require"}, {"a%20b", "a b"}),
         ({"url": "host=db password='a \\' b' user=x"}, {"a ' b"}),
         ({"url": "host=db password=hunter2 user=x"}, {"hunter2"}),
+        ({"url": "x://a:b@c/d@e f://g:h@i"}, {"b@c/d", "b", "h"}),
+        ({"url": "x://h/?a=b?sslpassword=c&my.token-1=d#e"}, {"c", "d"}),
+        ({"url": "password-token=a sslpasswords = b"}, {"a", "b"}),
         ({"url": "sqlite:///x.db"}, set()),
         ({"path": "/data", "format": "csv"}, set()),
         ({"options": {"api_key": "k", "port": 5}, "secrets": ["x", 7]}, {"k", "x", "7"}),
@@ -127,6 +137,11 @@ def test_a_password_leaves_with_the_block_that_knew_it() -> None:
         ('invalid input value for enum mood: "ann@x"', "invalid input value for enum mood: ***"),
         ("(1062, \"Duplicate entry 'ann@x' for key 'mail'\")",
          "(1062, \"Duplicate entry *** for key 'mail'\")"),
+        ("(1062, \"Duplicate entry 'ann@x' was found\")\nand more",
+         "(1062, \"Duplicate entry ***\nand more"),
+        ('malformed array literal: "ann@x" and more', "malformed array literal: ***"),
+        ("Duplicate entry 'ann@x', password='1\nann@x' and more", "Duplicate entry ***"),
+        ("password='x ann@x\\", "password='***'"),
         ("boom\n[SQL: insert into t values (%s)]\n[parameters: ('ann@x',)]\n(Background on this "
          "error at: https://sqlalche.me/e/20/gkpj)",
          "boom\n[SQL: insert into t values (%s)]\n[parameters: ***]\n(Background on this "
@@ -180,9 +195,110 @@ def test_the_log_filter_covers_message_arguments_and_traceback__R_X2() -> None:
         "a-" * 131072, "://" * 87000, "password" * 32768, "?&" * 131072, "%3A%2F%2F" * 29000,
         "DETAIL: " * 32768, "'" * 262144, "password='" * 26000, "[parameters: " * 20000,
         "\\" * 262144, "x://a:" * 43000,
+        "Duplicate entry '17' was found; " * 8000, "Incorrect x value: '" * 13000,
+        'invalid input syntax for type integer: "abc" at row 1; ' * 4700,
+        'malformed array literal: "' * 10000, "password=''''" * 20000, 'password="\\' * 23000,
+        "identified " * 23000, "timestamp" * 29000, "DETAIL:\n" * 32768, "\nLINE 1" * 37000,
+        "DETAIL: Process 1 waits for x\n" * 8000,
     ],
 )  # fmt: skip
 def test_hostile_text_costs_little_time(text: str) -> None:
     started = time.perf_counter()
     redact(text, ["hunter2"])
     assert time.perf_counter() - started < 3
+
+
+@pytest.mark.parametrize(
+    "part", ["Duplicate entry '17' was found; ", 'malformed array literal: "abc" at row 1; ']
+)
+def test_the_time_grows_with_the_length_alone(part: str) -> None:
+    def least_time(text: str) -> float:
+        times = []
+        for _ in range(3):
+            started = time.process_time()
+            redact(text)
+            times.append(time.process_time() - started)
+        return min(times)
+
+    # Four times the text took sixteen times as long.
+    assert least_time(part * 16000) < 10 * least_time(part * 4000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "://a:" * 20000, "x://" + "://a:" * 20000, "?password" * 11000, "x://?" + "token" * 20000,
+        "password" * 12500, "password=" * 11000, "password='" * 10000, "password='\\'" * 8000,
+        "password " * 11000,
+    ],
+)  # fmt: skip
+def test_a_hostile_configuration_costs_little_time(text: str) -> None:
+    started = time.perf_counter()
+    secrets_of({"url": text})
+    assert time.perf_counter() - started < 3
+
+
+def test_a_limit_bounds_the_answer_and_the_time() -> None:
+    text = "postgresql://app:hunter2@db/x is at http://localhost:8080/path, it says; " * 400_000
+    started = time.perf_counter()
+    redacted = redact(text, limit=1000)
+    assert time.perf_counter() - started < 0.5
+    assert redacted == redact(text[:8000])[:1000]
+    assert redact("short", limit=5) == redact("short", limit=None) == "short"
+    assert redact("longer", limit=5) == "longe"
+    assert redact("longer", limit=0) == ""
+
+
+# Each character of the secret is one that stands nowhere else.
+SHAPES = [
+    "x postgresql://app:#@db/x y", "x redis://:#@cache/0", "x://a:#@#@h/d",
+    "?url=postgresql%3A%2F%2Fapp%3A#%40db y", "postgresql://db/x?sslpassword=#&a=b",
+    "host=db password=# dbname=x", "host=db password = '# # # # #' y",
+    r"host=db password='#\'#\\#' y", r"host=db password=#\ #\\# y", '{"password": "# #"} y',
+    r'{\"password\": \"#\"} y', "ALTER ROLE a PASSWORD '# ''#' y", "identified by '# #'",
+    "bad\nDETAIL:  Key (mail)=(#) already exists.\nHINT:  think",
+    'bad\nCONTEXT:  COPY orders, line 3, column mail: "# #"\nHINT: think',
+    'invalid input syntax for type integer: "# " #\n#"\nLINE 1: select 1',
+    "(1062, \"Duplicate entry '# '#\n#' for key 'mail'\")",
+    "identified by 'Duplicate entry '#' for key",
+    "boom\n[SQL: insert]\n[parameters: ('#', '#')]\n(Background on this error at: https://x)",
+    "known as §§§§ § §§§§ here", "known as " + quote("§§§§ § §§§§") + " here",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_cut_through_a_secret_shows_no_part_of_it__R_X2(
+    monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    text = shape.replace("#", "§§§§")
+    known = ["§§§§ § §§§§"]
+    shown = ("§", *quote("§").split("%")[1:])
+    # Much that is masked, so that the answer has room for all that was read.
+    before = "password=" + "y" * 5000 + " "
+    for cut in range(len(text) + 1):
+        redacted = redact(before + text, known, limit=len(before) + cut - 4096)
+        assert not any(part in redacted for part in shown), (cut, redacted)
+    monkeypatch.setattr("db.redaction._MARGIN", 0)
+    for cut in range(len(text) + 1):
+        redacted = redact(text, known, limit=cut)
+        assert len(redacted) <= cut
+        assert not any(part in redacted for part in shown), (cut, redacted)
+
+
+PARTS = [
+    *("'", '"', "''", "\\", " ", "\n", "@", ":", "/", "?", "&", "=", "a", "%40", "%3A", "x://a:"),
+    *("password=", "&token=", "DETAIL: ", "\nHINT: ", "[parameters: ", "]", "identified by '"),
+    *("Duplicate entry '", "' for key", 'malformed array literal: "', "§", "¶", "¤", "known"),
+]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=30), st.integers(0, 100), st.integers(0, 20))
+def test_a_cut_shows_nothing_that_the_whole_hides__R_X2(
+    parts: list[str], limit: int, margin: int
+) -> None:
+    text = "".join(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("db.redaction._MARGIN", margin)
+        redacted = redact(text, ["known §"], limit=limit)
+    assert len(redacted) <= limit
+    assert set("§¶¤") & set(redacted) <= set("§¶¤") & set(redact(text, ["known §"]))
