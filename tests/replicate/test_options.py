@@ -20,6 +20,43 @@ from tasks.replicate.connectors.postgresql.sink import PostgreSQLSink
 Make = Callable[..., Job]
 
 
+def test_create_names_every_column_whose_type_the_sink_lacks(
+    source: Database, sink: Database, job: Make
+) -> None:
+    source.execute(
+        'create schema "My Sales"; create type "My Sales"."Mood" as enum (\'ok\');'
+        "create type size as enum ('s'); create type colour as enum ('red')"
+    )
+    source.execute(
+        'create table t (id int primary key, mood "My Sales"."Mood", sizes size[],'
+        " colour colour, price numeric(10,2))"
+    )
+    sink.execute("create type colour as enum ('red')")
+    with pytest.raises(SinkError) as caught:
+        job("complete", create=True).run()
+    assert caught.value.permanent
+    assert str(caught.value) == (
+        "sink public.t cannot be created: "
+        'column mood needs the type "My Sales"."Mood", which the sink does not have; '
+        "column sizes needs the type size[], which the sink does not have: create the missing "
+        "types there, or the table itself with columns of type text in their place"
+    )
+    source.execute("insert into t values (1, 'ok', '{s}', 'red', 1.5)")
+    sink.execute(
+        "create table t (id int primary key, mood text, sizes text, colour text, price numeric)"
+    )
+    job("complete", create=True).run()
+    assert sink.execute("select mood, sizes from t") == [("ok", "{s}")]
+    sink.execute("drop table t")
+    sink.execute(
+        'create schema "My Sales"; create type "My Sales"."Mood" as enum (\'ok\');'
+        "create type size as enum ('s')"
+    )
+    job("complete", create=True).run()
+    with pytest.raises(SinkError, match=r"nowhere\.t cannot be created: schema \"nowhere\""):
+        job("complete", to="nowhere.t", create=True).run()
+
+
 def test_create_makes_the_sink_from_the_sources_types(
     source: Database, sink: Database, job: Make
 ) -> None:

@@ -13,6 +13,10 @@ from tasks.replicate.connectors.postgresql.session import comma, identifier, raw
 from tasks.replicate.names import join_name
 
 _CREATE = sql.SQL("create table if not exists {} ({})")
+_EXIST = """
+select pg_catalog.to_regtype(name) is not null
+from unnest(%s::text[]) with ordinality given (name, position) order by position
+"""
 
 
 def create(
@@ -23,9 +27,9 @@ def create(
     dialect: str,
 ) -> None:
     """Create the table; a type that PostgreSQL has no counterpart for is refused by column."""
+    types = [type_of(column, dialect) for column in columns]
     definitions: list[sql.Composable] = []
-    for column in columns:
-        name = type_of(column, dialect)
+    for column, name in zip(columns, types, strict=True):
         constraint = sql.SQL("") if column.nullable else sql.SQL(" not null")
         definitions.append(
             sql.SQL("{} {}{}").format(sql.Identifier(column.name), raw(name), constraint)
@@ -37,11 +41,30 @@ def create(
     try:
         connection.execute(_CREATE.format(identifier(table[-2:]), comma(definitions)))
     except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidSchemaName) as error:
+        cannot = f"sink {join_name(table)} cannot be created"
+        lacking = _lacking(connection, columns, types)
+        if lacking:
+            raise SinkError(
+                f"{cannot}: {'; '.join(lacking)}: create the missing types there, or the table "
+                "itself with columns of type text in their place",
+                permanent=True,
+            ) from None
         raise SinkError(
-            f"sink {join_name(table)} cannot be created: {error.diag.message_primary}; create what "
-            "is missing, or the table itself",
+            f"{cannot}: {error.diag.message_primary}; create what is missing, or the table itself",
             permanent=True,
         ) from None
+
+
+def _lacking(
+    connection: psycopg.Connection[Any], columns: Sequence[Column], types: Sequence[str]
+) -> list[str]:
+    """What is missing at the sink, by column."""
+    found = connection.execute(_EXIST, (list(types),)).fetchall()
+    return [
+        f"column {column.name} needs the type {name}, which the sink does not have"
+        for column, name, (exists,) in zip(columns, types, found, strict=True)
+        if not exists
+    ]
 
 
 def type_of(column: Column, dialect: str) -> str:
