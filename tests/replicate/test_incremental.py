@@ -201,3 +201,49 @@ def test_a_foreign_table_has_no_safe_bound__R_F3(
     )
     with pytest.raises(SourceError, match="another server"):
         job("incremental", "far", to="t", watermark="updated_at").run()
+
+
+BLIND = "create collation blind (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+MODES = [("incremental", {"watermark": "n"}), ("complete-atomic", {"atomic": "diff"})]
+
+
+@pytest.mark.parametrize(("mode", "more"), MODES)
+def test_keys_that_a_collation_takes_for_one_are_not_merged(
+    source: Database, sink: Database, job: Make, mode: str, more: dict[str, str]
+) -> None:
+    source.execute("create table t (k text primary key, n int not null)")
+    source.execute("insert into t values ('Ann', 1), ('ann', 2)")
+    sink.execute(BLIND)
+    sink.execute("create table t (k text collate blind primary key, n int not null)")
+    task = job(mode, **more)
+    with pytest.raises(SinkError, match="key column k: 1 keys differ from another") as caught:
+        task.run()
+    assert caught.value.permanent
+    source.execute("delete from t where k = 'ann'")
+    task.run()
+    assert sink.execute("select * from t") == [("Ann", 1)]
+    source.execute("update t set k = 'ANN'")
+    with pytest.raises(SinkError, match="key column k: 1 keys differ from another"):
+        task.run()
+    # Only the index is blind, and ON CONFLICT would heed it beside the primary key.
+    sink.execute("drop table t; create table t (k text primary key, n int not null)")
+    sink.execute("create unique index merges on t (k collate blind)")
+    with pytest.raises(SinkError, match=r"unique index merges of public.t has the collation"):
+        task.run()
+
+
+@pytest.mark.parametrize(("mode", "more"), MODES)
+def test_a_row_whose_key_is_null_is_refused(
+    source: Database, sink: Database, job: Make, mode: str, more: dict[str, str]
+) -> None:
+    for database in (source, sink):
+        database.execute("create table t (k int unique, n int not null)")
+    source.execute("insert into t values (1, 1), (null, 2), (null, 3)")
+    sink.execute("insert into t values (null, 9)")
+    task = job(mode, writes={"key": ["k"]}, **more)
+    with pytest.raises(SinkError, match="key column k: a row's key is NULL") as caught:
+        task.run()
+    assert caught.value.permanent
+    assert sink.execute("select * from t") == [(None, 9)]
+    source.execute("delete from t where k is null")
+    task.run()

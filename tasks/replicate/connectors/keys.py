@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tasks.replicate.connector import Load
+from tasks.replicate.connector import Load, SinkError
 
 
 def problems(load: Load, table: str, is_unique: Callable[[], bool]) -> list[str]:
@@ -24,3 +24,18 @@ def problems(load: Load, table: str, is_unique: Callable[[], bool]) -> list[str]
         names = ", ".join(load.key)
         return [f"{table} has no unique index on exactly ({names}): create one, or change key"]
     return []
+
+
+def null(load: Load) -> SinkError:
+    """A staged row's key is NULL, by which nothing can be found."""
+    return SinkError(f"key column {', '.join(load.key)}: a row's key is NULL", permanent=True)
+
+
+def alike(load: Load, count: int, remedy: str) -> SinkError:
+    """Keys of the source that the sink takes for one."""
+    return SinkError(
+        f"key column {', '.join(load.key)}: {count} keys differ from another only by what the "
+        "column's collation does not see (case, accents, trailing spaces), so that two rows would "
+        f"become one; {remedy}",
+        permanent=True,
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.replicate.connector import ColumnPlan, Counts, Load, SinkError
+from tasks.replicate.connector import ColumnPlan, Counts, Load
+from tasks.replicate.connectors import keys
 from tasks.replicate.connectors.mysql import catalog, staging
 from tasks.replicate.connectors.mysql.session import Session, identifier
 
@@ -90,18 +91,12 @@ class Publication:
 
     def _single(self) -> None:
         """Each staged key once, none of them NULL, and none that only looks like another."""
-        names = ", ".join(plan.sink.name for plan in self._key)
         if self._count(_NULL_KEYS):
-            raise SinkError(f"key column {names}: a row's key is NULL", permanent=True)
+            raise keys.null(self._load)
         if any(catalog.is_textual(plan.sink) for plan in self._key):
             alike = self._count(_ALIKE) or self._count(_ALIKE_STORED)
             if alike:
-                raise SinkError(
-                    f"key column {names}: {alike} keys differ from another only by what the "
-                    "column's collation does not see (case, accents, trailing spaces), so that two "
-                    "rows would become one; give the key column a binary collation",
-                    permanent=True,
-                )
+                raise keys.alike(self._load, alike, "give the key column a binary collation")
         self._run(_DOUBLES)
 
     # What arrived

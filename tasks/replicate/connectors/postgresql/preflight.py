@@ -89,6 +89,19 @@ where i.indrelid = %s::oid and i.indisunique and i.indimmediate and i.indisvalid
       = (select array_agg(name order by name) from unnest(%s::text[]) name)
 """
 
+# ON CONFLICT heeds every unique index on the key's columns, also one that compares otherwise than
+# the column does.
+_BLIND_INDEX = """
+select i.indexrelid::regclass::text, c.collname
+from pg_catalog.pg_index i
+cross join lateral unnest(
+  i.indkey[0:i.indnkeyatts - 1], i.indcollation[0:i.indnkeyatts - 1]) k (attnum, collated)
+join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+join pg_catalog.pg_collation c on c.oid = k.collated
+where i.indrelid = %s::oid and i.indisunique and i.indnkeyatts = cardinality(%s::text[])
+  and a.attname = any(%s) and c.oid <> a.attcollation and not c.collisdeterministic
+"""
+
 _CHANGES = {
     "complete": ("insert", "truncate"),
     "delete": ("insert", "delete"),
@@ -215,6 +228,12 @@ def _key(connection: psycopg.Connection[Any], load: Load, table: str) -> list[st
         return found
     if load.how not in ("merge", "diff"):
         return []
+    row = connection.execute(_BLIND_INDEX, (oid, list(load.key), list(load.key))).fetchone()
+    if row is not None:
+        return [
+            f"the unique index {row[0]} of {table} has the collation {row[1]}, which takes "
+            "different keys for one: drop it, or give it the column's collation"
+        ]
     always = [
         plan.sink.name
         for plan in load.columns

@@ -8,6 +8,7 @@ import psycopg
 from psycopg import sql
 
 from tasks.replicate.connector import Counts, Load
+from tasks.replicate.connectors import keys
 from tasks.replicate.connectors.postgresql import catalog, staging
 from tasks.replicate.connectors.postgresql.session import comma, identifier
 
@@ -17,6 +18,23 @@ _DELETE = sql.SQL("delete from {}")
 _INSERT = sql.SQL("""
 insert into {target} ({columns}) overriding system value
 select {columns} from {staging}
+""")
+
+_NULL_KEYS = sql.SQL("select count(*) from {staging} where {nulls}")
+# Key columns whose equality does not see every difference; citext tells its type.
+_BLIND = """
+select a.attname from pg_catalog.pg_attribute a
+join pg_catalog.pg_collation c on c.oid = a.attcollation
+where a.attrelid = %s::oid and a.attname = any(%s) and not c.collisdeterministic
+"""
+# Keys that such a column takes for one are two keys of the source: they must not become one row.
+_ALIKE = sql.SQL("""
+select count(*) from (
+  select from {staging} s group by {key} having count(distinct row({staged})) > 1
+) claimcheck_alike
+""")
+_ALIKE_STORED = sql.SQL("""
+select count(*) from {staging} s join {target} t on {same_key} where row({staged}) <> row({stored})
 """)
 
 # Of several staged rows with one key the newest counts. A row that is equal to the last bit is
@@ -84,8 +102,10 @@ def publish(connection: psycopg.Connection[Any], load: Load) -> Counts:
     """As ``load.how`` says; see :meth:`tasks.replicate.connector.Sink.publish`."""
     match load.how:
         case "merge":
+            _single(connection, load)
             return _merge(connection, load)
         case "diff":
+            _single(connection, load)
             deleted = connection.execute(
                 _DELETE_GONE.format(
                     target=target(load), staging=staging.name(load), same_key=_same_key(load)
@@ -106,6 +126,44 @@ def publish(connection: psycopg.Connection[Any], load: Load) -> Counts:
         _INSERT.format(target=target(load), columns=_names(load), staging=staging.name(load))
     ).rowcount
     return Counts(inserted=inserted, deleted=deleted)
+
+
+def _single(connection: psycopg.Connection[Any], load: Load) -> None:
+    """No staged key is NULL, and none only looks like another."""
+    stage = staging.name(load)
+    nulls = [sql.SQL("{} is null").format(sql.Identifier(name)) for name in load.key]
+    if _count(connection, _NULL_KEYS.format(staging=stage, nulls=sql.SQL(" or ").join(nulls))):
+        raise keys.null(load)
+    assert load.relation is not None
+    found = connection.execute(_BLIND, (load.relation.detail["oid"], list(load.key)))
+    blind = {row[0] for row in found}
+    blind |= {plan.sink.name for plan in load.columns if plan.sink.detail["typname"] == "citext"}
+    exact = [name for name in load.key if name in blind]
+    if not exact:
+        return
+    parts = {
+        "staging": stage,
+        "target": target(load),
+        "key": comma([sql.Identifier("s", name) for name in load.key]),
+        "same_key": _same_key(load),
+        "staged": _exact("s", exact),
+        "stored": _exact("t", exact),
+    }
+    count = _count(connection, _ALIKE.format(**parts))
+    count = count or _count(connection, _ALIKE_STORED.format(**parts))
+    if count:
+        raise keys.alike(load, count, "give the key column a deterministic collation")
+
+
+def _exact(table: str, names: list[str]) -> sql.Composed:
+    cast = sql.SQL('{}::text collate "C"')
+    return comma([cast.format(sql.Identifier(table, name)) for name in names])
+
+
+def _count(connection: psycopg.Connection[Any], statement: sql.Composed) -> int:
+    row = connection.execute(statement).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def _merge(connection: psycopg.Connection[Any], load: Load) -> Counts:

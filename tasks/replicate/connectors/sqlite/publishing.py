@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.replicate.connector import ColumnPlan, Counts, Load, SinkError
+from tasks.replicate.connector import ColumnPlan, Counts, Load
+from tasks.replicate.connectors import keys
 from tasks.replicate.connectors.sqlite.session import Session, identifier
 
 STAGE = "claimcheck_stage"
@@ -133,8 +134,7 @@ class Publication:
     def _single(self) -> None:
         """Each staged key once, and none of them NULL."""
         if self._count(_NULL_KEYS):
-            names = ", ".join(plan.sink.name for plan in self._key)
-            raise SinkError(f"key column {names}: a row's key is NULL", permanent=True)
+            raise keys.null(self._load)
         self._run(_DOUBLES)
 
     # What arrived
