@@ -39,6 +39,10 @@ class InUse(ClaimcheckError):
     """It cannot be removed while something needs it."""
 
 
+class UnreadableKept(ClaimcheckError):
+    """Stored credentials cannot be opened with this keyring, and are not replaced unasked."""
+
+
 class CatalogBusy(ClaimcheckError):
     """Another change of jobs or datasources is under way; nothing was changed. Try again."""
 

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
+from db.envelopes import EnvelopeError
 from db.keyring import Keyring
 from db.models import Datasource, Job
 from dispatch import catalog
@@ -19,6 +20,7 @@ from dispatch.catalog.changes import Change
 from dispatch.definitions import Definitions
 from dispatch.definitions.documents import DefinitionError, Report
 from dispatch.definitions.jobdefinition import Connectors
+from dispatch.errors import UnreadableKept
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +82,20 @@ def apply(
     connectors: Connectors,
     *,
     actor: str,
+    replace_unreadable: bool = False,
 ) -> Plan:
     """Make the changes in the caller's transaction of ``catalog.editing``, and return them.
 
     Repeating it changes nothing, seals nothing anew and writes no audit record. Raises
-    DefinitionError as ``plan`` does.
+    DefinitionError as ``plan`` does, and UnreadableKept where it would replace a datasource that
+    this keyring cannot open, unless ``replace_unreadable``.
     """
     _lock(session, plan(session, definitions, keyring, connectors))
     # Again under the locks: a fire or a hand-written statement may have come between.
     found = plan(session, definitions, keyring, connectors)
     stored_datasources = {stored.name: stored for stored in catalog.all_datasources(session)}
+    if not replace_unreadable:
+        _keep_unreadable(found, stored_datasources, keyring)
     for change in found.datasources:
         datasources.store(
             session,
@@ -110,6 +116,25 @@ def apply(
         )
     catalog.drop_unused_keys(session)
     return found
+
+
+def _keep_unreadable(found: Plan, stored: dict[str, Datasource], keyring: Keyring) -> None:
+    """The wrong keyring file is likelier than a lost key, and what is replaced is gone."""
+    names = []
+    for change in found.datasources:
+        if change.name in stored:
+            try:
+                datasources.open_config(keyring, stored[change.name])
+            except EnvelopeError:
+                names.append(change.name)
+    if names:
+        them = "it" if len(names) == 1 else "them"
+        raise UnreadableKept(
+            f"this keyring cannot open what is stored of {', '.join(names)}; nothing was changed. "
+            "Point CLAIMCHECK_KEYRING_FILE at a copy of the file of the host that stored "
+            f"{them}, and look at: celery -A tasks keyring status. Where that key is lost, replace "
+            f"{them}: celery -A tasks apply FILE --replace-unreadable"
+        )
 
 
 def _lock(session: Session, found: Plan) -> None:

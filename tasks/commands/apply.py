@@ -23,8 +23,13 @@ from tasks.connectors import CONNECTORS
 @click.command()
 @click.argument("file", type=click.Path())
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option(
+    "--replace-unreadable",
+    is_flag=True,
+    help="Also replace stored datasources that this keyring cannot open.",
+)
 @console.command
-def apply(out: Output, file: str, dry_run: bool) -> None:
+def apply(out: Output, file: str, dry_run: bool, replace_unreadable: bool) -> None:
     """Bring datasources, jobs and schedules to what FILE says: all of it or nothing.
 
     What the file does not name is left alone. ${NAME} comes from the environment; - is standard
@@ -40,7 +45,14 @@ def apply(out: Output, file: str, dry_run: bool) -> None:
                 plan = (
                     plans.plan(session, found, keyring, CONNECTORS)
                     if dry_run
-                    else plans.apply(session, found, keyring, CONNECTORS, actor=console.actor())
+                    else plans.apply(
+                        session,
+                        found,
+                        keyring,
+                        CONNECTORS,
+                        actor=console.actor(),
+                        replace_unreadable=replace_unreadable,
+                    )
                 )
             except DefinitionError as error:
                 raise DefinitionError(error.problems, file) from None

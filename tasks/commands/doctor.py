@@ -167,7 +167,8 @@ def _keyring(found: Examination) -> None:
             "keyring",
             "failed",
             f"{found.keyring.path} lacks {', '.join(missing)}, which stored envelopes need; "
-            "restore it, or set those credentials again",
+            "restore it, or set those credentials again: "
+            "celery -A tasks apply FILE --replace-unreadable",
         )
     mismatches = reencryption.mismatches(found.keyring)
     for mismatch in mismatches:

@@ -94,7 +94,8 @@ def status(out: Output) -> int:
     for version in missing:
         out.warn(
             f"envelopes need the key version {version}, which this keyring lacks: restore it from "
-            "your backup, or set those credentials again"
+            "your backup, or set those credentials again: "
+            "celery -A tasks apply FILE --replace-unreadable"
         )
     for mismatch in mismatches:
         out.warn(str(mismatch))

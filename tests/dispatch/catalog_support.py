@@ -84,10 +84,12 @@ class TwoConnectors:
 CONNECTORS = TwoConnectors()
 
 
-def apply(text: str, environ: Mapping[str, str] = URLS, keyring: Keyring = KEYRING) -> list[Change]:
+def apply(
+    text: str, environ: Mapping[str, str] = URLS, keyring: Keyring = KEYRING, **options: Any
+) -> list[Change]:
     with catalog.editing() as session:
         found = parse(text, environ, CONNECTORS, existing=catalog.existing(session))
-        return plans.apply(session, found, keyring, CONNECTORS, actor="test").changes
+        return plans.apply(session, found, keyring, CONNECTORS, actor="test", **options).changes
 
 
 def dry_run(text: str, environ: Mapping[str, str] = URLS) -> list[Change]:

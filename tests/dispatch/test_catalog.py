@@ -21,6 +21,7 @@ from dispatch import catalog
 from dispatch.catalog import datasources, jobs, jobschedules
 from dispatch.catalog.export import as_yaml, export
 from dispatch.definitions.documents import DefinitionError
+from dispatch.errors import UnreadableKept
 
 
 def test_a_file_is_stored_and_its_secrets_are_sealed__R_X1(rows, heard) -> None:
@@ -127,7 +128,11 @@ def test_what_the_file_does_not_name_is_left_alone(rows) -> None:
 
 def test_a_lost_key_is_mended_by_applying_with_the_secrets_again__R_X3(rows) -> None:
     apply(FILE)
-    changes = apply(FILE, keyring=OTHER_KEYRING)
+    before = stored(rows)
+    with pytest.raises(UnreadableKept, match="cannot open what is stored of shop, warehouse;"):
+        apply(FILE, keyring=OTHER_KEYRING)
+    assert stored(rows) == before
+    changes = apply(FILE, keyring=OTHER_KEYRING, replace_unreadable=True)
     assert summary(changes) == ["edit datasource shop", "edit datasource warehouse"]
     assert changes[0].note is not None
     assert "cannot be opened" in changes[0].note
@@ -228,7 +233,7 @@ def test_a_datasource_that_points_elsewhere_resets_the_watermarks_of_its_jobs__R
 def test_a_datasource_that_cannot_be_opened_resets_the_watermarks_as_well__R_F3(rows) -> None:
     apply(FILE)
     rows("update job set watermark = '7', watermark_type = 'bigint' where name = 'orders'")
-    changes = apply(FILE, keyring=OTHER_KEYRING)
+    changes = apply(FILE, keyring=OTHER_KEYRING, replace_unreadable=True)
     assert "may point to another place: the watermark of orders" in (changes[0].note or "")
     assert rows("select watermark from job where name = 'orders'") == [{"watermark": None}]
 

@@ -235,14 +235,20 @@ def test_without_its_key_a_datasource_says_so_and_can_be_replaced__R_X3(
     keyring = Path(environment["CLAIMCHECK_KEYRING_FILE"])
     keyring.unlink()
     assert "does not exist" in cli("datasource", "show", "shop").failed().stderr
-    cli("keyring", "init").done()
+    cli("keyring", "init", "--force").done()
     shown = cli("datasource", "show", "shop", "--json").done().json
     assert shown["config"] is None
     assert "'shop' cannot be opened" in shown["problem"]
     assert "'shop' cannot be opened" in cli("datasource", "test", "shop").failed().stderr
     path = tmp_path / "again.yaml"
     path.write_text("datasources: {shop: {connector: postgresql, url: '${U}'}}")
-    assert "cannot be opened" in cli("apply", path, U=url).done().stdout
+    assert "cannot be opened" in cli("apply", path, "--dry-run", U=url).done().stdout
+    refused = cli("apply", path, U=url).failed().stderr
+    assert "this keyring cannot open what is stored of shop; nothing was changed" in refused
+    assert "--replace-unreadable" in refused
+    assert cli("datasource", "show", "shop", "--json").done().json["config"] is None
+    applied = cli("apply", path, "--replace-unreadable", U=url).done()
+    assert "cannot be opened" in applied.stdout
     cli("datasource", "test", "shop").done()
 
 
