@@ -19,6 +19,7 @@ from conformance import (
     read_all,
     request_for,
 )
+from replication_kit import Job, definition
 from sqlite_kit import SAMPLES, SQLiteHarness, load_of, write
 
 from tasks.replicate import checksum
@@ -51,6 +52,23 @@ class TestSQLiteSink(SinkConformance):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Harness:
         return SQLiteHarness(tmp_path / "sink.db")
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_a_sink_table_that_differs_by_case_only_is_named(harness, create):
+    harness.make("UPPER", {"id": "INTEGER"}, [(1,)])
+    source = SQLiteHarness(harness.path.with_name("source.db"))
+    source.make("upper", {"id": "INTEGER"}, [(2,)])
+    job = Job(
+        source.config,
+        harness.config,
+        definition({"table": "upper"}, {"table": "upper"}, "complete", create=create),
+        connectors=("sqlite", "sqlite"),
+    )
+    with pytest.raises(SinkError, match="any case for one, and UPPER is there already") as caught:
+        job.run()
+    assert caught.value.permanent
+    assert harness.sql("select id from UPPER") == [(1,)]
 
 
 def test_a_missing_source_file_is_named_and_not_made(tmp_path):

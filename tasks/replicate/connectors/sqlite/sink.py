@@ -65,7 +65,16 @@ class SQLiteSink(Sink):
     # What there is
 
     def describe(self, table: TableName) -> Relation | None:
-        return catalog.describe(self._session, _bare(table))
+        name = _bare(table)
+        found = catalog.describe(self._session, name)
+        if found is None and (near := catalog.near(self._session, name)) is not None:
+            raise SinkError(
+                f"nothing was changed: sink table {name} cannot be there or be made: SQLite takes "
+                f"names of any case for one, and {near} is there already; write sink.table: {near} "
+                "where that one is meant, else another name",
+                permanent=True,
+            )
+        return found
 
     def fit(self, source: Column, sink: Column, dialect: str) -> Fit:
         """Between SQLite files a value stays as it is where the affinity does."""
