@@ -375,6 +375,24 @@ class SinkConformance:
             sink.unstage(load)
         assert harness.rows(table) == [(1, 3)]
 
+    def test_diff_refuses_two_staged_rows_with_one_key(self, harness: Harness) -> None:
+        self.needs(harness, "complete-atomic", "diff")
+        columns = {"id": harness.key_type, "version": harness.key_type}
+        table = harness.make("versions", columns, [(1, 1)], key=["id"])
+        with harness.connector.sink(harness.config) as sink:
+            relation = sink.describe(split_name(table))
+            assert relation is not None
+            load = self.load(harness, table, relation, mode="complete-atomic", how="diff")
+            sink.stage(load)
+            sink.write(load, batches([(1, 3), (2, 2), (1, 2)]), staging=True)
+            sink.begin(load)
+            with pytest.raises(SinkError, match="key column id: 1 keys stand in") as caught:
+                sink.publish(load)
+            assert caught.value.permanent
+            sink.rollback()
+            sink.unstage(load)
+        assert harness.rows(table) == [(1, 1)]
+
     def test_merge_of_a_table_that_is_all_key(self, harness: Harness) -> None:
         self.needs(harness, "incremental")
         table = harness.make("links", {"a": harness.key_type, "b": harness.key_type}, [(1, 1)])

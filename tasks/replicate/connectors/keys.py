@@ -39,3 +39,12 @@ def alike(load: Load, count: int, remedy: str) -> SinkError:
         f"become one; {remedy}",
         permanent=True,
     )
+
+
+def doubled(load: Load, count: int) -> SinkError:
+    """Keys that several staged rows have, where all of the source's rows must be held."""
+    return SinkError(
+        f"key column {', '.join(load.key)}: {count} keys stand in several rows of the source, of "
+        "which the sink could hold one each; choose one in a query, or another key",
+        permanent=True,
+    )

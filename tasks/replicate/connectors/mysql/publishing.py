@@ -20,6 +20,11 @@ select count(*) from (
 ) claimcheck_alike
 """
 _ALIKE_STORED = "select count(*) from {stage} s join {target} t on {matched} where not ({exactly})"
+_DOUBLED = """
+select count(*) from (
+  select 1 from {stage} group by {key} having count(*) > 1
+) claimcheck_doubled
+"""
 # Of staged rows with one key the newest stays: by the watermark, then by its arrival.
 _DOUBLES = """
 delete s from {stage} s join (
@@ -90,13 +95,21 @@ class Publication:
         return self._run(_EMPTY)
 
     def _single(self) -> None:
-        """Each staged key once, none of them NULL, and none that only looks like another."""
+        """Each staged key once, none of them NULL, and none that only looks like another.
+
+        In ``diff`` a key that stands twice is an error; else the newest of its rows stays.
+        """
         if self._count(_NULL_KEYS):
             raise keys.null(self._load)
         if any(catalog.is_textual(plan.sink) for plan in self._key):
             alike = self._count(_ALIKE) or self._count(_ALIKE_STORED)
             if alike:
                 raise keys.alike(self._load, alike, "give the key column a binary collation")
+        if self._load.how == "diff":
+            # The sink must hold exactly the source's rows.
+            if count := self._count(_DOUBLED):
+                raise keys.doubled(self._load, count)
+            return
         self._run(_DOUBLES)
 
     # What arrived

@@ -37,6 +37,12 @@ _ALIKE_STORED = sql.SQL("""
 select count(*) from {staging} s join {target} t on {same_key} where row({staged}) <> row({stored})
 """)
 
+_DOUBLES = sql.SQL("""
+select count(*) from (
+  select from {staging} s group by {key} having count(*) > 1
+) claimcheck_doubles
+""")
+
 # Of several staged rows with one key the newest counts. A row that is equal to the last bit is
 # left alone: safe watermarks read rows again. The comparison is of images (*<>), because values
 # that compare equal may differ (1.0 and 1.00, text without regard to case).
@@ -129,7 +135,7 @@ def publish(connection: psycopg.Connection[Any], load: Load) -> Counts:
 
 
 def _single(connection: psycopg.Connection[Any], load: Load) -> None:
-    """No staged key is NULL, and none only looks like another."""
+    """No staged key is NULL, none only looks like another, and in ``diff`` none stands twice."""
     stage = staging.name(load)
     nulls = [sql.SQL("{} is null").format(sql.Identifier(name)) for name in load.key]
     if _count(connection, _NULL_KEYS.format(staging=stage, nulls=sql.SQL(" or ").join(nulls))):
@@ -139,20 +145,24 @@ def _single(connection: psycopg.Connection[Any], load: Load) -> None:
     blind = {row[0] for row in found}
     blind |= {plan.sink.name for plan in load.columns if plan.sink.detail["typname"] == "citext"}
     exact = [name for name in load.key if name in blind]
-    if not exact:
-        return
-    parts = {
-        "staging": stage,
-        "target": target(load),
-        "key": comma([sql.Identifier("s", name) for name in load.key]),
-        "same_key": _same_key(load),
-        "staged": _exact("s", exact),
-        "stored": _exact("t", exact),
-    }
-    count = _count(connection, _ALIKE.format(**parts))
-    count = count or _count(connection, _ALIKE_STORED.format(**parts))
-    if count:
-        raise keys.alike(load, count, "give the key column a deterministic collation")
+    key = comma([sql.Identifier("s", name) for name in load.key])
+    if exact:
+        parts = {
+            "staging": stage,
+            "target": target(load),
+            "key": key,
+            "same_key": _same_key(load),
+            "staged": _exact("s", exact),
+            "stored": _exact("t", exact),
+        }
+        count = _count(connection, _ALIKE.format(**parts))
+        count = count or _count(connection, _ALIKE_STORED.format(**parts))
+        if count:
+            raise keys.alike(load, count, "give the key column a deterministic collation")
+    if load.how == "diff" and (
+        count := _count(connection, _DOUBLES.format(staging=stage, key=key))
+    ):
+        raise keys.doubled(load, count)
 
 
 def _exact(table: str, names: list[str]) -> sql.Composed:

@@ -17,6 +17,11 @@ _EMPTY = "delete from {target}"
 # Says ABORT, because a table may have been declared to ignore or replace what conflicts.
 _FILL = "insert or abort into {target} ({columns}) select {columns} from {stage}"
 _NULL_KEYS = "select count(*) from {stage} where {nulls}"
+_DOUBLED = """
+select count(*) from (
+  select 1 from {stage} group by {exact_key} having count(*) > 1
+) claimcheck_doubled
+"""
 # Of staged rows with one key the newest stays: by the watermark, then by its arrival.
 _DOUBLES = """
 delete from {stage} where rowid in (
@@ -132,9 +137,17 @@ class Publication:
         return self._run(_EMPTY)
 
     def _single(self) -> None:
-        """Each staged key once, and none of them NULL."""
+        """Each staged key once, and none of them NULL.
+
+        In ``diff`` a key that stands twice is an error; else the newest of its rows stays.
+        """
         if self._count(_NULL_KEYS):
             raise keys.null(self._load)
+        if self._load.how == "diff":
+            # The sink must hold exactly the source's rows.
+            if count := self._count(_DOUBLED):
+                raise keys.doubled(self._load, count)
+            return
         self._run(_DOUBLES)
 
     # What arrived
