@@ -178,7 +178,11 @@ def test_another_key_of_the_same_version_is_told_apart__R_X3(
 
 
 def test_a_keyring_can_be_made_where_no_database_can_be_asked(
-    cli: Cli, configure: Callable[..., Any], environment: dict[str, str], tmp_path: Path
+    cli: Cli,
+    configure: Callable[..., Any],
+    environment: dict[str, str],
+    empty_database: str,
+    tmp_path: Path,
 ) -> None:
     from db import session
 
@@ -189,6 +193,10 @@ def test_a_keyring_can_be_made_where_no_database_can_be_asked(
     answer = cli("keyring", "init").done()
     assert "the control database does not answer" in answer.stderr
     assert "hunter2" not in answer.stderr
+    path.unlink()
+    configure(**{**away, "DATABASE_URL": empty_database})
+    session.dispose()
+    assert "does not answer" not in cli("keyring", "init").done().stderr
     path.unlink()
     configure(**{**away, "DATABASE_URL": None, "CLAIMCHECK_HOME": str(tmp_path / "none")})
     session.dispose()
