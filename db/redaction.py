@@ -24,6 +24,8 @@ from typing import Any
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 MASK = "***"
+LONGEST_LINE = 256 * 1024
+"""Characters of one log record; looking through megabytes would hold up the run's heartbeat."""
 
 _SECRET_NAME = (
     r"(?:passwords?|passwd|pwd|passphrase|passfile|secret|token|credentials?"
@@ -192,13 +194,13 @@ class RedactingFilter(logging.Filter):
         except Exception:
             # A faulty logging call: its arguments would otherwise be printed by logging itself.
             message = f"{record.msg!s} [its arguments do not fit]"
-        record.msg = redact(message)
+        record.msg = redact(message, limit=LONGEST_LINE)
         record.args = None
         if record.exc_info and not record.exc_text:
             # Formatters print exc_text, where it is set, instead of formatting exc_info again.
             record.exc_text = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
         if record.exc_text:
-            record.exc_text = redact(record.exc_text)
+            record.exc_text = redact(record.exc_text, limit=LONGEST_LINE)
         if record.stack_info:
             record.stack_info = redact(record.stack_info)
         return True

@@ -169,7 +169,7 @@ def refused(run: HeldRun, error: Exception) -> Ending:
     return finalization.failure(
         run.claimed,
         "handler_error",
-        redact(str(error)),
+        redact(str(error), limit=MAX_MESSAGE),
         permanent=True,
         warning=run.context.warning,
     )
@@ -177,7 +177,9 @@ def refused(run: HeldRun, error: Exception) -> Ending:
 
 def unreadable(claimed: ClaimedRun, error: EnvelopeError | KeyringError) -> Ending:
     """The end of a run whose snapshot this worker cannot open."""
-    return finalization.failure(claimed, "snapshot_unreadable", redact(str(error)))
+    return finalization.failure(
+        claimed, "snapshot_unreadable", redact(str(error), limit=MAX_MESSAGE)
+    )
 
 
 def unknown_handler(claimed: ClaimedRun, name: str) -> Ending:
@@ -192,9 +194,16 @@ def _failed(run: HeldRun, code: str, message: str, *, permanent: bool = False) -
     return finalization.failure(
         run.claimed,
         code,
-        # At three in the morning what the sink holds is the next question.
-        redact(f"{message[:MAX_MESSAGE]}; {warning}" if warning else message),
+        _told(message, warning),
         permanent=permanent,
         progress=run.fresh_progress(),
         warning=warning,
     )
+
+
+def _told(message: str, warning: str | None) -> str:
+    """A failure's message; what the sink may hold is the next question, so it follows."""
+    if warning is None:
+        return redact(message, limit=MAX_MESSAGE)
+    rest = f"; {redact(warning)}"
+    return redact(message, limit=MAX_MESSAGE - len(rest)) + rest

@@ -82,7 +82,7 @@ def _fields(event: RunEvent) -> dict[str, Any]:
             "runtime": fields.get("runtime"),
         }
     elif event.kind in ("failed", "retried"):
-        message = redact(str(fields.get("message") or ""))[:_MESSAGE_LENGTH]
+        message = redact(str(fields.get("message") or ""), limit=_MESSAGE_LENGTH)
         found |= {
             "exception": f"{fields.get('error_code')}: {message}"
             if message

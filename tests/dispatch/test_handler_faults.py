@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
@@ -182,3 +183,19 @@ def test_a_fork_that_comes_back_from_a_handler_ends_there__R_F1(rows: Rows, work
         assert worker.run(run_id) == [run_id]
         found = run(rows, run_id)
         assert (found["status"], found["result"]) == ("SUCCEEDED", {"parent": 70})
+
+
+def test_a_failure_of_megabytes_is_told_in_bounds_and_in_time__R_X5(
+    rows: Rows, worker: Worker
+) -> None:
+    def work(run: RunContext) -> None:
+        run.log.error("Duplicate entry '17' was found; " * 200_000)
+        raise ValueError("too many of these; " * 500_000)
+
+    run_id = new_run(rows, worker.job("verbose", work))
+    began = time.monotonic()
+    worker.run(run_id)
+    assert time.monotonic() - began < 10
+    found = run(rows, run_id)
+    assert found["error_code"] == "handler_error"
+    assert len(found["error_message"]) == 8_000
