@@ -275,7 +275,12 @@ class Replication:
     def _parts(self, source: Source, request: ReadRequest) -> list[Part]:
         if self.spec.parallelism == 1:
             return [Part(0)]
-        return source.split(request, self.spec.parallelism)
+        parts = source.split(request, self.spec.parallelism)
+        warning = parts[0].bounds.get("warning")
+        if warning is not None:
+            self._warnings.append(warning)
+            self.context.log.warning("%s", warning)
+        return parts
 
     def _transfer(
         self,

@@ -38,6 +38,69 @@ def test_parts_bring_every_row_once(
     assert sink.value("select count(distinct id) from t") == 20000
 
 
+UNREPEATABLE = {
+    "select gen_random_uuid()::text as name, id from t": "gen_random_uuid",
+    "select now()::text as name, id from t": "now",
+    "select current_timestamp::text as name, id from t": "CURRENT_TIMESTAMP",
+    "select id, name from t where random() < 2": "random",
+    "select id, name from t limit 15000": "Limit",
+    "select id, name from t tablesample system (100)": "Sample Scan",
+    "select row_number() over ()::int as id, name from t": "WindowAgg",
+}
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_query_that_differs_from_reader_to_reader_has_one(
+    source: Database, sink: Database, job: Make
+) -> None:
+    for number, (query, step) in enumerate(UNREPEATABLE.items()):
+        reads = {"query": query}
+        if number % 2:
+            source.execute(f"create view v{number} as {query}")
+            reads = {"table": f"v{number}"}
+        rows = source.connection.execute(query.encode()).rowcount
+        outcome = job("complete", None, to="t", reads=reads, parallelism=4).run()
+        assert outcome.result["warnings"] == [
+            "one reader instead of 4: several might not get the same rows of the query or view "
+            f"({step} in its plan)"
+        ]
+        assert outcome.rows_processed == rows
+        assert sink.value("select count(distinct id) from t") == rows
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_join_whose_functions_are_immutable_is_shared(
+    source: Database, sink: Database, job: Make
+) -> None:
+    source.execute(
+        'create function "A b"(x text) returns text language plpgsql immutable as $$'
+        "begin return upper(x); end $$"
+    )
+    query = (
+        'select a.id, "A b"(b.name) as name from t a join t b on b.id = abs(a.id) '
+        "where lower(a.name) ~ 'x'"
+    )
+    outcome = job("complete", None, to="t", reads={"query": query}, parallelism=3).run()
+    assert "warnings" not in outcome.result
+    assert sink.value("select count(distinct id) from t where name ~ '^X'") == 20000
+    source.execute('alter function "A b" volatile')
+    outcome = job("complete", None, to="t", reads={"query": query}, parallelism=3).run()
+    assert "A b" in outcome.result["warnings"][0]
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_foreign_table_has_one_reader(source: Database, sink: Database, job: Make) -> None:
+    source.execute("create extension file_fdw")
+    source.execute("create server f foreign data wrapper file_fdw")
+    source.execute(
+        "create foreign table far (id int, name text) server f"
+        " options (program 'echo 1,a', format 'csv')"
+    )
+    outcome = job("complete", "far", to="t", parallelism=2).run()
+    assert "foreign table" in outcome.result["warnings"][0]
+    assert sink.execute("select * from t") == [(1, "a")]
+
+
 @pytest.mark.usefixtures("filled")
 def test_the_first_failure_ends_all_parts(source: Database, sink: Database, job: Make) -> None:
     sink.execute("alter table t add check (id <> 19999)")

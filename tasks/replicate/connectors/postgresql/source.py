@@ -115,14 +115,16 @@ class PostgreSQLSource(Source):
         columns = sql.SQL(", ").join(sql.Identifier(c.name) for c in relation.columns)
         plan = catalog.explain(
             self._connection,
-            sql.SQL("select {} {}").format(columns or sql.SQL("1"), _from(request)),
+            sql.SQL("select {} {}").format(columns or sql.SQL("1"), rows_of(request)),
         )
         return int(plan["Plan Rows"])
 
     def reads(self, request: ReadRequest) -> frozenset[Any]:
         with errors(SourceError, self._config):
             names = [request.table] if request.table is not None else []
-            plan = catalog.explain(self._connection, sql.SQL("select * {}").format(_from(request)))
+            plan = catalog.explain(
+                self._connection, sql.SQL("select * {}").format(rows_of(request))
+            )
             return catalog.identities(self._connection, [*names, *catalog.scanned(plan)])
 
     def tables(self) -> list[TableName]:
@@ -133,7 +135,7 @@ class PostgreSQLSource(Source):
 
     def bound(self, request: ReadRequest, column: Column, lag: float | None) -> Bound:
         with errors(SourceError, self._config):
-            return watermarks.bound(self._connection, _from(request), column, lag, request.since)
+            return watermarks.bound(self._connection, rows_of(request), column, lag, request.since)
 
     def snapshot(self) -> None:
         """One state of what was described, locked so that nobody takes it away until the end.
@@ -158,7 +160,7 @@ class PostgreSQLSource(Source):
     def _replaced(self) -> bool:
         if self._described is None:
             return False
-        catalog.explain(self._connection, sql.SQL("select * {}").format(_from(self._described)))
+        catalog.explain(self._connection, sql.SQL("select * {}").format(rows_of(self._described)))
         row = self._connection.execute(_REPLACED).fetchone()
         return bool(row and row[0])
 
@@ -223,7 +225,7 @@ class PostgreSQLSource(Source):
 
     def count(self, request: ReadRequest) -> int:
         with errors(SourceError, self._config):
-            statement = sql.SQL("select count(*) {}").format(_from(request))
+            statement = sql.SQL("select count(*) {}").format(rows_of(request))
             row = self._connection.execute(statement).fetchone()
             assert row is not None
             return int(row[0])
@@ -231,7 +233,7 @@ class PostgreSQLSource(Source):
     def checksum(self, request: ReadRequest) -> Any:
         columns = [checksums.source_column(plan) for plan in request.columns]
         with errors(SourceError, self._config):
-            return checksums.compute(self._connection, columns, _from(request))
+            return checksums.compute(self._connection, columns, rows_of(request))
 
 
 def _batches(rows: Iterator[Row], most: int) -> Iterator[Batch]:
@@ -260,7 +262,7 @@ def _inner(request: ReadRequest) -> sql.Composable:
     return session.raw(request.query.strip().rstrip(";"))
 
 
-def _from(request: ReadRequest, part: Part | None = None) -> sql.Composed:
+def rows_of(request: ReadRequest, part: Part | None = None) -> sql.Composed:
     """FROM and WHERE of a request and, where given, of one share of it."""
     if request.query is not None:
         source: sql.Composable = sql.SQL("(\n{}\n) claimcheck_query").format(_inner(request))
@@ -285,7 +287,7 @@ def _from(request: ReadRequest, part: Part | None = None) -> sql.Composed:
 
 def _select(request: ReadRequest, part: Part, *, as_text: bool) -> sql.Composed:
     columns = [_expression(plan, as_text=as_text) for plan in request.columns]
-    return sql.SQL("select {} {}").format(sql.SQL(", ").join(columns), _from(request, part))
+    return sql.SQL("select {} {}").format(sql.SQL(", ").join(columns), rows_of(request, part))
 
 
 def _expression(plan: ColumnPlan, *, as_text: bool) -> sql.Composable:
