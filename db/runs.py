@@ -42,7 +42,7 @@ class JobRunRepository:
     """Reads runs on the connection that it is given, in that connection's transaction."""
 
     def __init__(self, connection: Connection | Session) -> None:
-        self._connection = connection
+        self.connection = connection
 
     def get(self, run_id: UUID) -> Run | None:
         """The attempt with this id, or the one that an alias of this id stands for (R-T7)."""
@@ -123,7 +123,7 @@ class JobRunRepository:
         return next(iter(self._all(query)), None)
 
     def _all(self, query: Executable) -> list[Mapping[str, Any]]:
-        return [dict(row) for row in self._connection.execute(query).mappings()]
+        return [dict(row) for row in self.connection.execute(query).mappings()]
 
 
 def _filtered(query: Select[Any], wanted: Filter) -> Select[Any]:

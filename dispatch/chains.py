@@ -8,6 +8,7 @@ whoever waits for the last one can do so from the beginning.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,18 @@ from dispatch.errors import InvalidParameters, UnknownJob
 
 logger = logging.getLogger("claimcheck.chains")
 _SQL = statements.load("enqueue")
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Why a chain ended before its last step: ``after`` is the run that was not followed."""
+
+    after: UUID
+    reason: str
+    steps_lost: int
+
+    def __str__(self) -> str:
+        return f"the chain broke after run {self.after}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +75,9 @@ def enqueue_next_of_chain(
 
     ``chain`` is that run's column of this name. The handles' wake-ups are published after the
     commit. As a retry would, a step of a disabled job is created and waits. A step whose job is
-    gone ends its chain: that is recorded and logged, and the success stands. Raises TriggerBusy,
-    and the driver's errors, after which the finish is to be repeated.
+    gone, or takes its parameters no more, ends its chain: that is logged, and recorded under the
+    id of each lost step, and the success stands. Raises TriggerBusy, and the driver's errors,
+    after which the finish is to be repeated.
     """
     handles = []
     for first, *rest in chain or ():
@@ -71,16 +85,20 @@ def enqueue_next_of_chain(
             trigger = enqueue.Trigger.of(**first, chain=rest, actor="chain", accept_disabled=True)
             handles.append(enqueue.admit(connection, trigger, offered=True, notify=None))
         except (UnknownJob, InvalidParameters) as error:
-            logger.error("the chain after run %s ends at job %r: %s", run_id, first["job"], error)
+            # Its jobs were there when the chain was triggered (R-T8).
+            gone = isinstance(error, UnknownJob)
+            reason = f"job {first['job']!r} was removed" if gone else str(error)
+            lost = [{"job": step["job"], "run_id": step["run_id"]} for step in (first, *rest)]
+            logger.error("the chain after run %s ends at job %r: %s", run_id, first["job"], reason)
             statements.rows(
                 connection,
                 _SQL["record_broken_chain"],
-                {
-                    "job": first["job"],
-                    "run_id": first["run_id"],
-                    "reason": str(error),
-                    "after": str(run_id),
-                    "lost": 1 + len(rest),
-                },
+                {"reason": reason, "after": str(run_id), "lost": json.dumps(lost)},
             )
     return handles
+
+
+def breaks(connection: AnyConnection, run_id: UUID) -> list[Break]:
+    """Where chains broke that follow run ``run_id``, or that were to create a run of this id."""
+    found = statements.rows(connection, _SQL["broken_chains"], {"run_id": str(run_id)})
+    return [Break(UUID(row["after"]), row["reason"], row["steps_lost"]) for row in found]

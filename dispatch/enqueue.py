@@ -11,7 +11,7 @@ import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -50,9 +50,9 @@ _SQL = statements.load("enqueue")
 class RunHandle:
     """What a trigger hands back.
 
-    ``requested_id`` is the id that was asked for; where another run was handed back (``created``
-    is False) it resolves to ``run_id`` as an alias (R-T7). ``offerable`` says that a wake-up may
-    be published once the run is committed.
+    ``created`` is False where the run was stored before, also under the very id that was asked for.
+    ``requested_id`` is that id; where another run was handed back it resolves to ``run_id`` as an
+    alias (R-T7). ``offerable`` says that a wake-up may be published once the run is committed.
     """
 
     run_id: UUID
@@ -249,8 +249,7 @@ def _stand_in(
     return RunHandle(
         run_id=run_id,
         requested_id=trigger.run_id if asked["id_handed_out"] else run_id,
-        # A run under the very id that was asked for is ours, stored by an earlier attempt.
-        created=outcome == "same_id" and found["is_itself"],
+        created=False,
         job=trigger.job,
         queue=found["queue"] or "",
         priority=found["priority"] or 0,
@@ -282,9 +281,13 @@ def submit(
     was waited for for a second; DatabaseUnavailable where the control database is away.
     """
     trigger = Trigger.of(job, params, **options)
+    is_uncertain = False
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             handle = _admit_alone(trigger)
+            if is_uncertain and handle.run_id == trigger.run_id:
+                # Stored by the attempt whose answer was lost, as far as anybody can tell.
+                handle = replace(handle, created=True)
             break
         except PoolTimeout:
             raise DatabaseUnavailable(
@@ -303,6 +306,7 @@ def submit(
                     f"not be stored: {first_line(error)}. Repeat it with run_id="
                     f"{str(trigger.run_id)!r}: a run that was stored is not doubled"
                 ) from None
+            is_uncertain = True
     else:
         raise _outrun(job)
     if handle.offerable:

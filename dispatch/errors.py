@@ -68,7 +68,10 @@ class NotRetryable(ClaimcheckError):
 
 
 class RunFailed(ClaimcheckError):
-    """The run ended as FAILED; ``error_code`` is one of the contract's codes."""
+    """The run ended as FAILED; ``error_code`` is one of the contract's codes.
+
+    It is ``chain_broken`` where there is no run: a step of a chain that could not be created.
+    """
 
     def __init__(self, error_code: str, message: str) -> None:
         super().__init__(error_code, message)

@@ -47,7 +47,7 @@ _STATES: Mapping[str, str] = {
 class RunResult(AsyncResult):
     """What a trigger hands back. Its state comes from Postgres and follows retries.
 
-    ``created`` is False where an active or an earlier run was handed back (R-T5, R-T6).
+    ``created`` is False where an active or an earlier run was handed back (R-T5, R-T6, R-T7).
     """
 
     created: bool = True
@@ -124,7 +124,9 @@ class RunBackend(BaseBackend):
             return self.redis.wait_for_pending(result, timeout=timeout, **kwargs)
         if kwargs.get("on_message") is not None:
             raise InvalidParameters("on_message: a run sends no messages while it works")
-        meta = self._wait(result.id, timeout, kwargs.get("interval"), kwargs.get("on_interval"))
+        meta = self._wait(
+            result.id, timeout, kwargs.get("interval"), kwargs.get("on_interval"), result.parent
+        )
         result._maybe_set_cache(meta)
         if kwargs.get("propagate", True) and meta["status"] in states.PROPAGATE_STATES:
             raise meta["result"]
@@ -142,8 +144,12 @@ class RunBackend(BaseBackend):
         timeout: float | None,
         interval: float | None,
         on_interval: Callable[[], object] | None,
+        parent: AsyncResult | None = None,
     ) -> dict[str, Any]:
-        """The outcome of the lineage; raises Celery's TimeoutError after ``timeout`` seconds."""
+        """The outcome of the lineage; raises Celery's TimeoutError after ``timeout`` seconds.
+
+        ``parent`` is the step before it in its chain.
+        """
         started = time.monotonic()
         answered = started
         status: str | None = None
@@ -165,7 +171,8 @@ class RunBackend(BaseBackend):
             if timeout is not None and waited >= timeout:
                 raise TimeoutError(
                     f"run {task_id} has not ended within {timeout:g} s; it was last seen "
-                    f"{status or 'never'}. What happens next: celery -A tasks run show {task_id}"
+                    f"{status or 'never'}. What happens next: celery -A tasks run show "
+                    f"{_stored_one(task_id, parent)}"
                 )
             nap = min(longest, max(FIRST_NAP_SECONDS, waited * NAP_SHARE))
             time.sleep(nap if timeout is None else max(0.0, min(nap, timeout - waited)))
@@ -309,6 +316,14 @@ def unknown_meta(task_id: str) -> dict[str, Any]:
         "traceback": None,
         "children": [],
     }
+
+
+def _stored_one(task_id: str, parent: AsyncResult | None) -> str:
+    """The id to look at: a later step of a chain is no run before the one before it succeeded."""
+    with contextlib.suppress(DBAPIError):
+        while parent is not None and _row(task_id) is None:
+            task_id, parent = parent.id, parent.parent
+    return task_id
 
 
 def _row(task_id: str) -> Mapping[str, Any] | None:

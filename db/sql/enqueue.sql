@@ -95,18 +95,18 @@ with moment as materialized (
            and not jsonb_exists(j.definition, 'overlap')) as skips
   from job j where j.name = %(job)s::text
 ), standing as materialized (
-  -- R-R7: a run under the same id is this very trigger, whose answer was lost.
-  select 1 as rank, 'same_id' as outcome, r.id, r.id as asked_id, r.job_name
+  -- R-R7: a run under the same id is this very trigger, repeated.
+  select 1 as rank, 'same_id' as outcome, r.id, r.job_name
   from job_run r where r.id = %(run_id)s::uuid
   union all
-  select 1, 'same_id', r.id, a.id, r.job_name
+  select 1, 'same_id', r.id, r.job_name
   from run_alias a join job_run r on r.id = a.run_id where a.id = %(run_id)s::uuid
   union all
-  select 2, 'same_key', r.id, null, r.job_name
+  select 2, 'same_key', r.id, r.job_name
   from asked join trigger_key k on k.job_id = asked.id join job_run r on r.id = k.run_id
   where k.key = %(key)s::text and k.expires_at > clock_timestamp()
   union all
-  select 3, 'active', r.id, null, r.job_name
+  select 3, 'active', r.id, r.job_name
   from asked cross join lateral (
     -- Two branches, because each has an index of its own.
     (select held.id, held.job_name from job_run held where held.job_id = asked.id
@@ -139,7 +139,6 @@ select
        when not asked.sink_enabled then 'sink_disabled'
        else 'raced' end as outcome,
   chosen.id as run_id, asked.queue, asked.priority, chosen.job_name as other_job,
-  coalesce(chosen.asked_id = chosen.id, false) as is_itself,
   (select count(*) from aliased) as aliased,
   set_config('lock_timeout', moment.lock_timeout_before, true) as lock_timeout
 from moment left join asked on true left join chosen on true;
@@ -171,8 +170,31 @@ left join job j on j.name = asked.name
 order by asked.position;
 
 -- name: record_broken_chain
--- A step whose job is gone ends its chain, and says so (R-X4).
+-- A step that cannot be created ends its chain: each step that is lost has one record under the id
+-- that was handed out for it, so that whoever asks for that id is told why (R-X4, R-T7).
 insert into audit_event (actor, action, subject_type, subject, run_id, outcome, detail)
-values ('chain', 'run.trigger', 'run', %(job)s::text, %(run_id)s::uuid, 'refused',
+select 'chain', 'run.trigger', 'run', lost.step->>'job', (lost.step->>'run_id')::uuid, 'refused',
   jsonb_build_object('reason', %(reason)s::text, 'after', %(after)s::uuid,
-    'steps_lost', %(lost)s::integer));
+    'steps_lost', jsonb_array_length(%(lost)s::jsonb))
+from jsonb_array_elements(%(lost)s::jsonb) with ordinality as lost (step, position)
+order by lost.position;
+
+-- name: broken_chains
+-- Where the chain of a run broke, or the chains: after it or later on, or before the step that this
+-- id was handed out for.
+with step as materialized (
+  select %(run_id)s::uuid as run_id
+  union
+  select (later.step->>'run_id')::uuid
+  from job_run r
+  cross join lateral jsonb_array_elements(r.chain) as following (steps)
+  cross join lateral jsonb_array_elements(following.steps) as later (step)
+  where r.id = %(run_id)s::uuid
+)
+select a.detail->>'after' as after, a.detail->>'reason' as reason,
+  (a.detail->>'steps_lost')::integer as steps_lost
+from audit_event a
+where a.run_id = any(array(select step.run_id from step))
+  and a.action = 'run.trigger' and a.outcome = 'refused'
+group by a.detail
+order by min(a.id);

@@ -14,12 +14,24 @@ with old as materialized (
       or x.finished_at >= statement_timestamp() - make_interval(secs => %(seconds)s::float8)))
 ), forgotten as (
   delete from job_run where id = any(array(select ended.id from ended))
-  returning id
+  returning id, chain
+), lost as (
+  -- A step that a broken chain lost has a record and no run: it goes with the run before it.
+  select (later.step->>'run_id')::uuid as run_id
+  from forgotten
+  cross join lateral jsonb_array_elements(forgotten.chain) as following (steps)
+  cross join lateral jsonb_array_elements(following.steps) as later (step)
 ), unaudited as (
   delete from audit_event where run_id = any(array(select forgotten.id from forgotten))
   returning id
+), unrefused as (
+  delete from audit_event
+  where run_id = any(array(select lost.run_id from lost)) and outcome = 'refused'
+    and detail->>'after' = any(array(select forgotten.id::text from forgotten))
+  returning id
 )
-select (select count(*) from forgotten) as removed, (select count(*) from unaudited) as records;
+select (select count(*) from forgotten) as removed,
+  (select count(*) from unaudited) + (select count(*) from unrefused) as records;
 
 -- name: forget_slots
 -- Remove one batch of slots that lie longer ago than the retention of runs.

@@ -11,6 +11,8 @@ from rich.text import Text
 
 from db import session
 from db.runs import JobRunRepository, Run
+from dispatch import chains
+from dispatch.chains import Break
 from dispatch.errors import UnknownRun
 from dispatch.lifecycle import JobRunStatus
 from tasks.commands import waits
@@ -80,6 +82,9 @@ def named(runs: JobRunRepository, run_id: UUID) -> Run:
     """The attempt with this id, or alias. Raises UnknownRun."""
     found = runs.get(run_id)
     if found is None:
+        broken = chains.breaks(runs.connection, run_id)
+        if broken:
+            raise UnknownRun(f"no run has the id {run_id}: {broken[0]}")
         raise UnknownRun(f"no run has the id {run_id}. List them with: celery -A tasks run list")
     return found
 
@@ -96,13 +101,14 @@ def with_lineage(run_id: UUID) -> dict[str, Any]:
         found["lineage"] = [as_json(attempt) for attempt in lineage]
         children = runs.children(run["id"])
         found["children"] = summed_up(children) if children else None
+        broken = chains.breaks(connection, run["id"])
     # Behind the transaction: it may have to ask the workers.
-    found["next"] = what_next(run, lineage)
+    found["next"] = what_next(run, lineage, broken)
     return found
 
 
-def what_next(run: Run, lineage: Sequence[Run]) -> str:
-    """What happens next with a run, in a sentence."""
+def what_next(run: Run, lineage: Sequence[Run], broken: Sequence[Break] = ()) -> str:
+    """What happens next with a run, in a sentence; ``broken`` is where its chains broke."""
     status = JobRunStatus(run["status"])
     if status is JobRunStatus.PENDING:
         return waits.why(run["id"]) or "it was just taken: look again"
@@ -115,7 +121,7 @@ def what_next(run: Run, lineage: Sequence[Run]) -> str:
         return f"attempt {last['attempt']} took its place: {last['id']} is {last['status']}"
     if status is JobRunStatus.FAILED:
         return f"nothing by itself; try it again with: celery -A tasks run retry {run['id']}"
-    return "nothing: it has ended"
+    return "; ".join(["nothing: it has ended", *map(_lost, broken)])
 
 
 def summed_up(children: Sequence[Run]) -> dict[str, Any]:
@@ -145,6 +151,11 @@ def took(run: Mapping[str, Any]) -> str:
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _lost(broken: Break) -> str:
+    steps = "step was" if broken.steps_lost == 1 else "steps were"
+    return f"{broken}, so {broken.steps_lost:,} later {steps} not started"
 
 
 def _inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from run_support import NOTHING, Recorder, Rows, ended, new_job, run, stored
 from sqlalchemy import Connection
 
 from db import session
-from dispatch.chains import Step, enqueue_next_of_chain
+from dispatch.chains import Break, Step, breaks, enqueue_next_of_chain
 from dispatch.chains import stored as steps
 from dispatch.enqueue import RunHandle, submit
 from dispatch.errors import InvalidParameters, JobDisabled, UnknownJob
@@ -126,10 +126,33 @@ def test_a_step_whose_job_is_gone_ends_the_chain_and_says_so__R_X4(
     first = submit(recorder.ports, "extract", chain=steps([Step("load"), Step("report")]))
     rows("delete from job where name = 'load'")
     assert succeed(rows, first.run_id) == []
-    [record] = rows("select * from audit_event where outcome = 'refused'")
-    assert (record["subject"], record["detail"]["steps_lost"]) == ("load", 2)
-    assert record["detail"]["after"] == str(first.run_id)
-    assert "'load'" in caplog.text
+    records = rows("select * from audit_event where outcome = 'refused' order by id")
+    assert [record["subject"] for record in records] == ["load", "report"]
+    for record in records:
+        assert record["detail"] == {
+            "reason": "job 'load' was removed",
+            "after": str(first.run_id),
+            "steps_lost": 2,
+        }
+    assert "job 'load' was removed" in caplog.text
+
+
+def test_a_broken_chain_is_known_by_each_of_its_ids__R_T7(rows: Rows, recorder: Recorder) -> None:
+    for name in ("extract", "load", "report", "mail"):
+        new_job(rows, name)
+    after = [Step("load"), Step("report", {"day": 1}), Step("mail")]
+    first = submit(recorder.ports, "extract", chain=steps(after))
+    succeed(rows, first.run_id)
+    rows("update job set handler = 'replicate' where name = 'report'")
+    assert succeed(rows, after[0].run_id) == []
+
+    with session.transaction() as connection:
+        ids = [first.run_id, *(step.run_id for step in after)]
+        [found] = {tuple(breaks(connection, run_id)) for run_id in ids}
+        assert breaks(connection, uuid4()) == []
+    [broken] = found
+    assert broken == Break(after[0].run_id, broken.reason, 2)
+    assert "takes no parameters" in broken.reason
 
 
 def test_a_chain_follows_the_active_run_that_its_step_was_handed__R_T6(

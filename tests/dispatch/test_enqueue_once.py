@@ -261,18 +261,22 @@ def test_repeating_an_alias_hands_back_the_same_run__R_T7(rows: Rows, recorder: 
     assert (again.run_id, again.created) == (first.run_id, False)
 
 
-def test_repeating_an_enqueue_under_one_id_creates_one_run__R_R7(
-    rows: Rows, recorder: Recorder, heard: Callable[[], list[str]]
+@pytest.mark.parametrize("state", ["waiting", "ended"])
+def test_repeating_an_enqueue_under_one_id_creates_one_run__R_T7__R_R7(
+    rows: Rows, recorder: Recorder, heard: Callable[[], list[str]], state: str
 ) -> None:
     new_job(rows, "orders", "skip")
     run_id = uuid4()
     first = submit(recorder.ports, "orders", run_id=run_id, idempotency_key="k")
+    assert first.created
+    if state == "ended":
+        ended(rows, run_id)
     recorder.take()
     heard()
     # Settled also where the job was disabled meanwhile: it is the same request.
     rows("update job set enabled = false")
     again = submit(recorder.ports, "orders", run_id=run_id, idempotency_key="k")
-    assert (again.run_id, again.created) == (first.run_id, True)
+    assert (again.run_id, again.created) == (first.run_id, False)
     assert heard() == []
     assert stored(rows) == {"job_run": 1, "trigger_key": 1, "run_alias": 0, "audit_event": 1}
 
@@ -285,9 +289,14 @@ def test_an_id_that_is_another_jobs_run_is_refused(rows: Rows, recorder: Recorde
         submit(recorder.ports, "returns", run_id=first.run_id)
 
 
+@pytest.mark.parametrize("run_id", [None, uuid4()], ids=["drawn", "handed out"])
 @pytest.mark.parametrize("landed", [True, False])
 def test_a_commit_whose_answer_was_lost_is_settled_by_repeating_it__R_R7(
-    rows: Rows, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, landed: bool
+    rows: Rows,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    landed: bool,
+    run_id: UUID | None,
 ) -> None:
     new_job(rows, "orders")
     whole = enqueueing._admit_alone
@@ -302,7 +311,7 @@ def test_a_commit_whose_answer_was_lost_is_settled_by_repeating_it__R_R7(
         raise psycopg.OperationalError("server closed the connection unexpectedly")
 
     monkeypatch.setattr(enqueueing, "_admit_alone", lose_the_first_answer)
-    handle = submit(recorder.ports, "orders", idempotency_key="k")
+    handle = submit(recorder.ports, "orders", idempotency_key="k", run_id=run_id)
     assert len(calls) == 2
     assert handle.created
     assert stored(rows) == {"job_run": 1, "trigger_key": 1, "run_alias": 0, "audit_event": 1}

@@ -9,11 +9,12 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 from run_support import Recorder, Rows, claim, ended, finish, new_job, request_cancel, run
 from test_deadlines import offered, set_up_schedule
 
 from db import session
-from dispatch import recovery, retention, sweep
+from dispatch import chains, recovery, retention, sweep
 from dispatch import schedules as scheduling
 from dispatch.deadlines import EVERYTHING, Scope
 from dispatch.enqueue import submit
@@ -488,6 +489,23 @@ def test_the_sweep_forgets_what_outlived_its_retention__R_S3(
     do(swept)
     assert rows("select count(*) as n from job_run")[0]["n"] == 2
     assert sweep.FORGET_SECONDS - 60 < (next_in(swept, clock) or 0) <= sweep.FORGET_SECONDS
+
+
+def test_a_broken_chain_is_forgotten_with_the_run_before_it__R_S3(
+    rows: Rows, recorder: Recorder
+) -> None:
+    for name in ("orders", "report"):
+        new_job(rows, name)
+    chain = chains.stored([chains.Step("gone"), chains.Step("report")])
+    first = submit(recorder.ports, "orders").run_id
+    rows("update job_run set chain = %s where id = %s", Jsonb([chain]), first)
+    old(rows, first)
+    with session.transaction() as connection:
+        assert chains.enqueue_next_of_chain(connection, first, [chain]) == []
+        assert len(chains.breaks(connection, first)) == 1
+    with session.connect() as connection:
+        assert retention.prune(connection).runs == 1
+    assert rows("select * from audit_event where action like 'run.%%'") == []
 
 
 def test_a_lineage_is_forgotten_as_a_whole__R_S3(rows: Rows, recorder: Recorder) -> None:

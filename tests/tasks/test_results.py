@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
+from celery import chain
 from celery.exceptions import TimeoutError
+from commands_support import Cli
+from commands_support import cli as cli
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from support.waiting import until
 
+from dispatch.errors import RunFailed
 from tasks.results import RunBackend
 
 
@@ -116,7 +121,6 @@ def test_failed_run_may_still_succeed_after_a_manual_retry__R_R8(
     worker: Any, trigger: Any, job: Any, rows: Any
 ) -> None:
     from dispatch import retry
-    from dispatch.errors import RunFailed
     from tasks.ports import PORTS
 
     job("fail", definition={"retry": {"on_failure": False}})
@@ -127,6 +131,47 @@ def test_failed_run_may_still_succeed_after_a_manual_retry__R_R8(
         retry.retry(PORTS, result.id, actor="test")
         until("the retry to succeed", lambda: result.state == "SUCCESS")
         assert result.get(timeout=5) == "attempt 2"
+
+
+def test_each_handle_of_a_broken_chain_tells_why__R_T7(
+    worker: Any, trigger: Any, celery_app: Any, job: Any, rows: Any, cli: Cli, tmp_path: Path
+) -> None:
+    job("wait")
+    job("mid", "noop")
+    job("noop")
+    with worker():
+        last = chain(
+            trigger.si("wait", at=str(tmp_path)), trigger.si("mid"), trigger.si("noop")
+        ).apply_async()
+        middle, first = last.parent, last.parent.parent
+        assert [result.state for result in (middle, last)] == ["PENDING", "PENDING"]
+        until("the first run to start", lambda: first.state == "STARTED")
+        cli("job", "rm", "mid").done()
+        (tmp_path / "go").touch()
+        told = f"the chain broke after run {first.id}: job 'mid' was removed"
+        for result in (last, middle, celery_app.AsyncResult(last.id)):
+            with pytest.raises(RunFailed) as raised:
+                result.get(timeout=20)
+            assert (raised.value.error_code, raised.value.message) == ("chain_broken", told)
+            assert result.state == "FAILURE"
+        assert first.get(timeout=5) == "attempt 1"
+    assert f"{told}, so 2 later steps were not started" in " ".join(
+        cli("run", "show", first.id, "--json").done().json["next"].split()
+    )
+    for result in (middle, last):
+        assert (
+            f"no run has the id {result.id}: {told}"
+            in cli("run", "show", result.id, "--json").failed().json["error"]
+        )
+
+
+def test_waiting_for_a_step_that_is_not_stored_yet_points_to_one_that_is(
+    trigger: Any, job: Any
+) -> None:
+    job("noop")
+    last = chain(trigger.si("noop") for _ in range(3)).apply_async()
+    with pytest.raises(TimeoutError, match=f"run {last.id} .* run show {last.parent.parent.id}"):
+        last.get(timeout=0.1)
 
 
 def test_forgetting_leaves_the_history__R_S3(trigger: Any, job: Any, rows: Any) -> None:

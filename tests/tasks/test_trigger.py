@@ -133,8 +133,12 @@ def test_delayed_run_publishes_nothing_yet__R_T3(trigger: Any, job: Any, own_red
 def test_task_id_is_the_run_id__R_T7(trigger: Any, job: Any, rows: Any) -> None:
     job("noop")
     wanted = str(uuid4())
-    assert trigger.apply_async(("noop",), {}, task_id=wanted).id == wanted
-    assert trigger.apply_async(("noop",), {}, task_id=wanted).id == wanted
+    first = trigger.apply_async(("noop",), {}, task_id=wanted)
+    again = trigger.apply_async(("noop",), {}, task_id=wanted)
+    assert [(first.id, first.created), (again.id, again.created)] == [
+        (wanted, True),
+        (wanted, False),
+    ]
     assert len(rows("select from job_run")) == 1
 
 
