@@ -149,6 +149,9 @@ def _walk(value: Any, *, secret: bool = False) -> Iterator[str]:
         yield str(value)
 
 
+_MARKS = re.compile(r"[@/?#:]")
+
+
 def _in_connection_string(value: str) -> Iterator[str]:
     found = []
     if "://" in value:
@@ -156,7 +159,10 @@ def _in_connection_string(value: str) -> Iterator[str]:
         for word in _WORD.findall(value):
             last = word.rfind("@")
             if last >= 0 and (opening := _USERINFO.search(word, 0, last)):
-                found.append(word[opening.end() : last])
+                whole = word[opening.end() : last]
+                found.append(whole)
+                # A library that ends the password at another mark prints the rest as a host.
+                found += [part for part in _MARKS.split(whole) if len(part) > 3]
             at = 0
             while opening := _USERINFO.search(word, at):
                 at = word.find("@", opening.end())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -29,8 +30,12 @@ def _of_url(value: str) -> set[str]:
         password = urlsplit(value).password
     except ValueError:
         password = None
+    # Up to the last @, and in parts: a driver that ends it earlier prints the rest as a host.
+    whole = value.partition("://")[2].rpartition("@")[0].partition(":")[2]
     for part in (
         password,
+        whole,
+        *(part for part in re.split(r"[@/?#:]", whole) if len(part) > 3),
         *(
             w.partition("=")[2]
             for w in value.replace("?", " ").replace("&", " ").split()

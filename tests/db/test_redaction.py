@@ -302,3 +302,9 @@ def test_a_cut_shows_nothing_that_the_whole_hides__R_X2(
         redacted = redact(text, ["known §"], limit=limit)
     assert len(redacted) <= limit
     assert set("§¶¤") & set(redacted) <= set("§¶¤") & set(redact(text, ["known §"]))
+
+
+def test_what_a_library_takes_for_the_host_of_an_unencoded_password_is_redacted__R_X2() -> None:
+    secrets = secrets_of({"url": "postgresql://me:topsecret@hunter2tail@127.0.0.1/shop"})
+    told = redact("failed to resolve host 'hunter2tail@127.0.0.1'", secrets)
+    assert told == "failed to resolve host '***@127.0.0.1'"
