@@ -303,7 +303,7 @@ def submit(
             if attempt == _ATTEMPTS or isinstance(driver_error(error), session.DeadlineExceeded):
                 raise DatabaseUnavailable(
                     f"the control database (DATABASE_URL) is away, so the trigger of {job!r} may "
-                    f"not be stored: {first_line(error)}. Repeat it with this id, and a run that was "
+                    f"not be stored: {first_line(error)}. Repeat it with this id; a run that was "
                     f"stored is not doubled: trigger.apply_async(({job!r},), {{...}}, task_id="
                     f"{str(trigger.run_id)!r})"
                 ) from None
