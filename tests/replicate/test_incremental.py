@@ -174,6 +174,28 @@ def test_other_watermarks_have_a_lag_and_say_so__R_F3(
     assert sink.value("select count(*) from t") == 2
 
 
+@pytest.mark.parametrize("odd", ["NaN", "Infinity"])
+def test_a_number_that_is_none_does_not_end_the_reads__R_F3(
+    source: Database, sink: Database, job: Make, odd: str
+) -> None:
+    if odd == "Infinity" and source.connection.info.server_version < 140000:
+        pytest.skip("this server's numeric has no infinity")
+    for database in (source, sink):
+        database.execute("create table t (id int primary key, mark numeric)")
+    task = job("incremental", watermark="mark", verify="checksum")
+    source.execute("insert into t values (1, %s)", odd)
+    assert task.run().watermark is None
+    source.execute("insert into t values (2, 20000.5)")
+    assert task.run().watermark == "10000.5"
+    source.execute("insert into t values (3, 20001)")
+    assert task.run().watermark == "10001"
+    assert sink.execute("select id from t order by id") == [(1,), (2,), (3,)]
+    task.watermark = odd
+    with pytest.raises(SourceError, match="stored watermark of mark is") as caught:
+        task.run()
+    assert caught.value.permanent
+
+
 def test_an_xid8_watermark_is_safe__R_F3(source: Database, sink: Database, job: Make) -> None:
     for database in (source, sink):
         database.execute(

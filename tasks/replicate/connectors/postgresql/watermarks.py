@@ -57,6 +57,12 @@ _LAGGING_TIME = sql.SQL("""
 select (least(max({column}), {now}) - make_interval(secs => {lag}))::{type}::text {source}
 """)
 _LAGGING_NUMBER = sql.SQL("select (max({column}) - {lag})::{type}::text {source}")
+# PostgreSQL takes NaN for greater than every number, and nothing lies above it.
+_LAGGING_DECIMAL = sql.SQL("""
+select (max({column}) - {lag})::{type}::text
+from (select {column} {source}) numbers where {column} < {end}
+""")
+_NO_BOUNDS = frozenset({"NaN", "Infinity"})
 _NOT_BACKWARDS = sql.SQL("select greatest(%s::{type}, %s::{type})::text")
 _SNAPSHOT_XMIN = "select pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text"
 
@@ -78,6 +84,12 @@ def bound(
 
     Never below ``since``, the present one.
     """
+    if since in _NO_BOUNDS:
+        raise SourceError(
+            f"the stored watermark of {column.name} is {since}, above which no row lies: let "
+            "the job read everything again (job edit --reset-watermark)",
+            permanent=True,
+        )
     found = _bound(connection, source, column, lag)
     if since is None or found.value is None:
         return found
@@ -101,10 +113,14 @@ def _bound(
         return _lagging_time(connection, source, column, lag)
     if column.type.kind in (Kind.INTEGER, Kind.DECIMAL):
         units = DEFAULT_LAG_UNITS if lag is None else lag
-        statement = _LAGGING_NUMBER.format(
+        finite = column.type.kind is Kind.INTEGER
+        # Before version 14 a numeric has no infinity.
+        end = "Infinity" if connection.info.server_version >= 140000 else "NaN"
+        statement = (_LAGGING_NUMBER if finite else _LAGGING_DECIMAL).format(
             column=sql.Identifier(column.name),
             lag=sql.Literal(int(units)),
             type=sql.SQL("numeric"),
+            end=sql.SQL("{}::numeric").format(sql.Literal(end)),
             source=source,
         )
         row = connection.execute(statement).fetchone()
