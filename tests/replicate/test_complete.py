@@ -266,3 +266,41 @@ def test_missing_rights_are_told_with_the_grant(
         for database in (source, sink):
             database.execute(f"drop owned by {role}")
         sink.execute(f"drop role {role}")
+
+
+def test_settings_of_a_database_do_not_alter_values(
+    source: Database, sink: Database, job: Make
+) -> None:
+    for database in (source, sink):
+        name = sql.Identifier(database.connection.info.dbname)
+        for setting, value in (
+            ("array_nulls", "off"),
+            ("bytea_output", "escape"),
+            ("extra_float_digits", "-3"),
+            ("datestyle", "SQL, DMY"),
+            ("timezone", "Asia/Tokyo"),
+            ("intervalstyle", "sql_standard"),
+            ("xmloption", "document"),
+        ):
+            database.connection.execute(
+                sql.SQL("alter database {} set {} = {}").format(
+                    name, sql.Identifier(setting), sql.Literal(value)
+                )
+            )
+        # The narrower number makes all columns travel as text.
+        small = "bigint" if database is source else "integer"
+        database.execute(
+            f"create table t (id {small}, names text[], data bytea, double float8, day date,"
+            " at timestamptz, span interval, words xml)"
+        )
+    source.execute(
+        "insert into t values (1, array['a', null], '\\x00ff', 0.1 + 0.2::float8, '2026-11-02',"
+        " '2026-11-02 03:04:05+00', '1 year -2 days', '<a/>b<c/>')"
+    )
+    outcome = job("complete").run()
+    assert outcome.result["lane"] == "copy-text"
+    for database in (source, sink):
+        database.execute("set intervalstyle = 'postgres'; set timezone = 'UTC'")
+    content = "select id, names, data, double, day, at, span, words::text from t"
+    assert sink.execute(content) == source.execute(content)
+    assert sink.value("select names[2] is null from t")

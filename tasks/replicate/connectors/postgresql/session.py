@@ -25,9 +25,12 @@ _SETTINGS = {
     "timezone": "UTC",
     "datestyle": "ISO, YMD",
     "intervalstyle": "postgres",
+    "array_nulls": "on",
     "bytea_output": "hex",
     "extra_float_digits": "3",
     "xmloption": "content",
+    # Rows that an index would leave out at random.
+    "gin_fuzzy_search_limit": "0",
     "row_security": "off",
     "statement_timeout": "0",
     "lock_timeout": "0",
@@ -35,7 +38,10 @@ _SETTINGS = {
     "standard_conforming_strings": "on",
 }
 # A worker that dies is noticed by its backend within a second, also inside a long statement.
-_NEWER_SETTINGS = {"client_connection_check_interval": "1s"}
+_NEWER_SETTINGS = {
+    140000: {"client_connection_check_interval": "1s", "idle_session_timeout": "0"},
+    170000: {"transaction_timeout": "0"},
+}
 
 _SET = "select set_config(name, value, false) from unnest(%s::text[], %s::text[]) s (name, value)"
 
@@ -77,8 +83,9 @@ def connect(config: Mapping[str, Any], *, name: str) -> psycopg.Connection[Any]:
     )
     try:
         settings = dict(_SETTINGS)
-        if connection.info.server_version >= 140000:
-            settings |= _NEWER_SETTINGS
+        for version, newer in _NEWER_SETTINGS.items():
+            if connection.info.server_version >= version:
+                settings |= newer
         connection.execute(_SET, (list(settings), list(settings.values())))
     except BaseException:
         connection.close()
