@@ -55,11 +55,16 @@ def url_of(database: str) -> str:
 
 
 @contextmanager
-def fresh_database(server: str) -> Iterator[Database]:
-    """A database with a unique name, dropped at the end."""
+def fresh_database(server: str, encoding: str | None = None) -> Iterator[Database]:
+    """A database with a unique name, dropped at the end; in the locale C with an encoding."""
     name = f"cc_rep_{uuid.uuid4().hex[:20]}"
     with psycopg.connect(server, autocommit=True) as admin:
-        admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        statement = sql.SQL("create database {}").format(sql.Identifier(name))
+        if encoding is not None:
+            statement += sql.SQL(" template template0 locale 'C' encoding {}").format(
+                sql.Literal(encoding)
+            )
+        admin.execute(statement)
         database = conninfo.make_conninfo(server, dbname=name)
         # Tests change tables between statements: nothing is prepared.
         connection = psycopg.connect(database, autocommit=True, prepare_threshold=None)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from replication_kit import Database, Job
+from replication_kit import Database, Job, fresh_database
 
 from dispatch.context import ChildJob, HandlerFailure, RunStopped
 from tasks.replicate import checksum, modes
@@ -325,3 +325,20 @@ def test_credentials_are_in_no_error__R_X2(source: Database, job: Make) -> None:
             task.run()
         assert "secret-word" not in str(caught.value)
         assert "secret-word" not in repr(task.context().sink)
+
+
+@pytest.mark.parametrize("encodings", [("LATIN1", "UTF8"), ("UTF8", "LATIN1")])
+def test_databases_of_two_encodings_have_one_checksum(
+    database_server: str, job: Make, encodings: tuple[str, str]
+) -> None:
+    with (
+        fresh_database(database_server, encodings[0]) as one,
+        fresh_database(database_server, encodings[1]) as two,
+    ):
+        for database in (one, two):
+            database.execute("create table t (id int primary key, name text)")
+        one.execute("insert into t values (1, 'caf' || %s), (2, null)", "\u00e9")
+        task = job("complete", verify="checksum")
+        task.source, task.sink = one.config, two.config
+        assert task.run().rows_processed == 2
+        assert two.value("select name from t where id = 1") == "caf\u00e9"

@@ -13,12 +13,13 @@ from tasks.replicate.connector import ColumnPlan
 from tasks.replicate.connectors.postgresql.session import raw
 
 # Two sums of 64-bit halves of each row's MD5, so that the order of rows does not matter. The row
-# is hashed as the text of a record, in which NULL and '' differ.
+# is hashed as the text of a record, in which NULL and '' differ, in UTF-8 whatever the database's
+# own encoding is.
 _CHECKSUM = sql.SQL("""
 select count(*),
        coalesce(sum(('x' || substr(digest, 1, 16))::bit(64)::int8::numeric), 0),
        coalesce(sum(('x' || substr(digest, 17, 16))::bit(64)::int8::numeric), 0)
-from (select md5(row({columns})::text) as digest {source}) digests
+from (select md5(convert_to(row({columns})::text, 'UTF8')) as digest {source}) digests
 """)
 
 
