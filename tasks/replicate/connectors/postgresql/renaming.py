@@ -1,7 +1,9 @@
 """``atomic: rename``: the staging table takes the target's place.
 
-Views, foreign keys, triggers, grants and publications do not follow a rename; a target that has
-any of them is refused, and told of ``delete``.
+What LIKE does not carry over is made again: the state and name of identity sequences, names of
+indexes and statistics, storage parameters, replica identity, the comment. Views, foreign keys,
+triggers, grants and publications do not follow a rename; a target that has any of them is
+refused, and told of ``delete``.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from psycopg import sql
 
 from tasks.replicate.connector import Counts, Load
 from tasks.replicate.connectors.postgresql import staging
-from tasks.replicate.connectors.postgresql.session import identifier
+from tasks.replicate.connectors.postgresql.session import comma, identifier
 from tasks.replicate.names import join_name
 
 _LOSES = """
@@ -40,7 +42,8 @@ select what from (
     select from pg_catalog.pg_publication_rel where prrelid = %(oid)s::oid)
   union all
   select 7, 'row security' where exists (
-    select from pg_catalog.pg_class where oid = %(oid)s::oid and relrowsecurity)
+    select from pg_catalog.pg_class where oid = %(oid)s::oid and relrowsecurity) or exists (
+    select from pg_catalog.pg_policy where polrelid = %(oid)s::oid)
   union all
   select 8, 'inheritance' where exists (
     select from pg_catalog.pg_inherits where %(oid)s::oid in (inhrelid, inhparent))
@@ -56,20 +59,86 @@ select what from (
   union all
   select 11, 'rules' where exists (
     select from pg_catalog.pg_rewrite where ev_class = %(oid)s::oid)
+  union all
+  select 12, 'statistics targets or options of columns' where exists (
+    select from pg_catalog.pg_attribute
+    where attrelid = %(oid)s::oid and attnum > 0 and not attisdropped
+      and (attstattarget >= 0 or array_to_string(attoptions, ',') like '%%n_distinct%%'))
+  union all
+  select 13, 'grants on an identity sequence' where exists (
+    select from pg_catalog.pg_depend d join pg_catalog.pg_class s on s.oid = d.objid
+    where d.refobjid = %(oid)s::oid and d.classid = 'pg_catalog.pg_class'::regclass
+      and d.refclassid = 'pg_catalog.pg_class'::regclass and d.deptype = 'i'
+      and s.relkind = 'S' and s.relacl is not null)
+  union all
+  select 14, 'a tablespace of its own' where exists (
+    select from pg_catalog.pg_class where oid = %(oid)s::oid and reltablespace <> 0)
+  union all
+  select 15, 'an access method other than the default' where exists (
+    select from pg_catalog.pg_class c join pg_catalog.pg_am m on m.oid = c.relam
+    where c.oid = %(oid)s::oid
+      and m.amname <> pg_catalog.current_setting('default_table_access_method'))
+  union all
+  select 16, 'a composite type that it is made of' where exists (
+    select from pg_catalog.pg_class where oid = %(oid)s::oid and reloftype <> 0)
+  union all
+  select 17, 'security labels' where exists (
+    select from pg_catalog.pg_seclabel
+    where classoid = 'pg_catalog.pg_class'::regclass and objoid = %(oid)s::oid)
 ) losses (rank, what)
 order by rank
 """
 
 _INDEXES = """
-select c.relname from pg_catalog.pg_index i
+select c.relname, i.indisreplident, i.indisclustered from pg_catalog.pg_index i
 join pg_catalog.pg_class c on c.oid = i.indexrelid
 where i.indrelid = pg_catalog.to_regclass(%s)
 order by i.indexrelid
 """
+_STATISTICS = """
+select n.nspname, s.stxname, s.stxstattarget from pg_catalog.pg_statistic_ext s
+join pg_catalog.pg_namespace n on n.oid = s.stxnamespace
+where s.stxrelid = pg_catalog.to_regclass(%s)
+order by s.oid
+"""
+_SEQUENCES = """
+select n.nspname, s.relname
+from pg_catalog.pg_depend d
+join pg_catalog.pg_class s on s.oid = d.objid and s.relkind = 'S'
+join pg_catalog.pg_namespace n on n.oid = s.relnamespace
+join pg_catalog.pg_attribute a on a.attrelid = d.refobjid and a.attnum = d.refobjsubid
+where d.classid = 'pg_catalog.pg_class'::regclass
+  and d.refclassid = 'pg_catalog.pg_class'::regclass
+  and d.refobjid = pg_catalog.to_regclass(%s) and d.deptype = 'i'
+order by a.attname
+"""
+_TRAITS = """
+select c.relreplident::text, pg_catalog.obj_description(c.oid, 'pg_class')
+from pg_catalog.pg_class c where c.oid = pg_catalog.to_regclass(%s)
+"""
 
+_STORAGE = """
+select c.relpersistence = 'u', coalesce(c.reloptions, '{}') || coalesce(
+  (select array_agg('toast.' || name) from pg_catalog.pg_class t, unnest(t.reloptions) name
+   where t.oid = c.reltoastrelid), '{}')
+from pg_catalog.pg_class c where c.oid = %s::oid
+"""
+# To take the target's place it must be like it in all that LIKE carries over, and in storage.
+_MAKE = sql.SQL("create {unlogged} table {staging} (like {target} including all)")
+_SET = sql.SQL("alter table {} set ({})")
+
+_LOCK = sql.SQL("lock table {} in access exclusive mode")
 _DROP = sql.SQL("drop table {}")
 _RENAME = sql.SQL("alter table {} rename to {}")
 _RENAME_INDEX = sql.SQL("alter index {} rename to {}")
+_RENAME_SEQUENCE = sql.SQL("alter sequence {} rename to {}")
+_GO_ON = sql.SQL("select pg_catalog.setval({new}::regclass, last_value, is_called) from {old}")
+_RENAME_STATISTICS = sql.SQL("alter statistics {} rename to {}")
+_MOVE_STATISTICS = sql.SQL("alter statistics {} set schema {}")
+_AIM_STATISTICS = sql.SQL("alter statistics {} set statistics {}")
+_REPLICA_IDENTITY = sql.SQL("alter table {} replica identity {}")
+_CLUSTER = sql.SQL("alter table {} cluster on {}")
+_COMMENT = sql.SQL("comment on table {} is {}")
 _COUNT = sql.SQL("select count(*) from {}")
 
 
@@ -86,21 +155,93 @@ def refusals(connection: psycopg.Connection[Any], load: Load) -> list[str]:
     return [f"{table} has {', '.join(lost)}, which a rename would lose: use atomic: delete"]
 
 
+def make(connection: psycopg.Connection[Any], load: Load) -> None:
+    """The staging table, with the target's columns, constraints, indexes and storage."""
+    assert load.relation is not None
+    detail = load.relation.detail
+    row = connection.execute(_STORAGE, (detail["oid"],)).fetchone()
+    assert row is not None
+    unlogged, options = row
+    connection.execute(
+        _MAKE.format(
+            unlogged=sql.SQL("unlogged" if unlogged else ""),
+            staging=staging.name(load),
+            target=identifier((detail["schema"], detail["table"])),
+        )
+    )
+    if options:
+        pairs = [option.partition("=") for option in options]
+        connection.execute(
+            _SET.format(
+                staging.name(load),
+                comma(
+                    [
+                        sql.SQL("{} = {}").format(identifier(key.split(".")), sql.Literal(value))
+                        for key, _, value in pairs
+                    ]
+                ),
+            )
+        )
+
+
 def swap(connection: psycopg.Connection[Any], load: Load) -> Counts:
-    """Drop the target and rename the staging table and its indexes, inside the last transaction."""
+    """Drop the target and give the staging table its names, inside the last transaction."""
     from tasks.replicate.connectors.postgresql import catalog
 
     assert load.relation is not None
     schema, table = load.relation.detail["schema"], load.relation.detail["table"]
     staged = staging.table_name(load)
+    target = identifier((schema, table))
     row = connection.execute(_COUNT.format(staging.name(load))).fetchone()
-    # LIKE makes the indexes in the order of the old ones.
-    old = [r[0] for r in connection.execute(_INDEXES, (catalog.quoted((schema, table)),))]
-    new = [r[0] for r in connection.execute(_INDEXES, (catalog.quoted((schema, staged)),))]
-    connection.execute(_DROP.format(identifier((schema, table))))
-    connection.execute(_RENAME.format(staging.name(load), sql.Identifier(table)))
-    for before, after in zip(new, old, strict=True):
+    # Whoever writes locks the table before its sequence, and so do we.
+    connection.execute(_LOCK.format(target))
+    ours, theirs = (catalog.quoted((schema, name)) for name in (table, staged))
+
+    def both(query: str) -> list[tuple[Any, Any]]:
+        # LIKE makes indexes and statistics in the order of the old ones.
+        old, new = (connection.execute(query, (name,)).fetchall() for name in (ours, theirs))
+        return list(zip(old, new, strict=True))
+
+    indexes, statistics, sequences = both(_INDEXES), both(_STATISTICS), both(_SEQUENCES)
+    traits = connection.execute(_TRAITS, (ours,)).fetchone()
+    assert traits is not None
+    for number, (old, new) in enumerate(sequences):
+        # The new name also keeps others from taking a value until the old one is dropped.
+        aside = f"{staged}_old_{number}"
+        connection.execute(_RENAME_SEQUENCE.format(identifier(old), sql.Identifier(aside)))
         connection.execute(
-            _RENAME_INDEX.format(identifier((schema, before)), sql.Identifier(after))
+            _GO_ON.format(new=sql.Literal(catalog.quoted(new)), old=identifier((old[0], aside)))
         )
+    connection.execute(_DROP.format(target))
+    connection.execute(_RENAME.format(staging.name(load), sql.Identifier(table)))
+    for old, new in sequences:
+        connection.execute(_RENAME_SEQUENCE.format(identifier(new), sql.Identifier(old[1])))
+    for (name, *_), (made, *_) in indexes:
+        connection.execute(_RENAME_INDEX.format(identifier((schema, made)), sql.Identifier(name)))
+    _statistics(connection, statistics)
+    identity, comment = traits
+    kept = {"f": sql.SQL("full"), "n": sql.SQL("nothing")}.get(identity)
+    if kept is not None:
+        connection.execute(_REPLICA_IDENTITY.format(target, kept))
+    for (name, is_identity, is_clustered), _ in indexes:
+        if is_identity and identity == "i":
+            using = sql.SQL("using index {}").format(sql.Identifier(name))
+            connection.execute(_REPLICA_IDENTITY.format(target, using))
+        if is_clustered:
+            connection.execute(_CLUSTER.format(target, sql.Identifier(name)))
+    if comment is not None:
+        connection.execute(_COMMENT.format(target, sql.Literal(comment)))
     return Counts(inserted=row[0] if row else 0)
+
+
+def _statistics(connection: psycopg.Connection[Any], pairs: list[tuple[Any, Any]]) -> None:
+    for (schema, name, aim), (own, made, _) in pairs:
+        if schema != own:
+            connection.execute(
+                _MOVE_STATISTICS.format(identifier((own, made)), sql.Identifier(schema))
+            )
+        connection.execute(
+            _RENAME_STATISTICS.format(identifier((schema, made)), sql.Identifier(name))
+        )
+        if aim is not None and aim >= 0:
+            connection.execute(_AIM_STATISTICS.format(identifier((schema, name)), sql.Literal(aim)))

@@ -15,8 +15,6 @@ PREFIX = "cc_stage_"
 
 # Unlogged and without constraints: what matters is checked when the rows are published.
 _MAKE = sql.SQL("create unlogged table {staging} as select {columns} from {target} with no data")
-# To take the target's place it must be like it in all that LIKE carries over.
-_MAKE_LIKE = sql.SQL("create table {staging} (like {target} including all)")
 
 _ORPHANS = """
 select n.nspname, c.relname
@@ -55,7 +53,9 @@ def make(connection: psycopg.Connection[Any], load: Load) -> None:
     connection.execute(_DROP.format(name(load)))
     target = identifier((load.relation.detail["schema"], load.relation.detail["table"]))
     if load.how == "rename":
-        connection.execute(_MAKE_LIKE.format(staging=name(load), target=target))
+        from tasks.replicate.connectors.postgresql import renaming
+
+        renaming.make(connection, load)
     else:
         columns = comma([sql.Identifier(plan.sink.name) for plan in load.columns])
         connection.execute(_MAKE.format(staging=name(load), columns=columns, target=target))
