@@ -104,7 +104,24 @@ def test_a_failed_verification_changes_nothing(source: Database, sink: Database,
         ("create publication p for table t", "publications"),
         ("alter table t enable row level security", "row security"),
         ("alter table t add serial_no serial", "a serial sequence"),
-        ("create policy p on t using (true)", "row security"),
+        ("create policy p on t using (version > 0)", "row security"),
+        (
+            "create function f() returns bigint begin atomic; select count(*) from t; end",
+            r"function f\(\)",
+        ),
+        ("create function f(t) returns int language sql as 'select 1'", r"function f\(t\)"),
+        ("create table other (id int, was t[])", "table other"),
+        ("create domain d as t check (true)", "type d"),
+        (
+            "create table other (id int);"
+            "create policy p on other using (exists (select from t where version = id))",
+            "policy p on table other",
+        ),
+        (
+            "alter table t add n int generated always as identity;"
+            "create table other (id bigint default nextval('t_n_seq'))",
+            "default value for column id of table other",
+        ),
         ("alter table t alter name set statistics 500", "statistics targets or options of columns"),
         (
             "alter table t add n int generated always as identity;"
@@ -120,6 +137,25 @@ def test_a_rename_that_would_lose_something_is_refused(
     sink.execute(ddl)
     with pytest.raises(SinkError, match=f"has {lost}, which a rename would lose"):
         job("complete-atomic", atomic="rename").run()
+    assert sink.execute("select distinct version from t") == [(1,)]
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_dependent_that_appears_meanwhile_ends_the_rename_for_good(
+    sink: Database, job: Make
+) -> None:
+    context = job("complete-atomic", atomic="rename").context()
+    report = context.progress
+
+    def depend(*arguments: object, **more: object) -> None:
+        if more.get("phase") == "publishing":
+            sink.execute("create view v as select * from t")
+        report(*arguments, **more)  # type: ignore[arg-type]
+
+    context.progress = depend  # type: ignore[method-assign]
+    with pytest.raises(SinkError, match="other objects depend on it") as caught:
+        modes.run(context)
+    assert caught.value.permanent
     assert sink.execute("select distinct version from t") == [(1,)]
 
 

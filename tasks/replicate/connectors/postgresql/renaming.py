@@ -85,6 +85,28 @@ select what from (
   select 17, 'security labels' where exists (
     select from pg_catalog.pg_seclabel
     where classoid = 'pg_catalog.pg_class'::regclass and objoid = %(oid)s::oid)
+  union all
+  -- Whatever else depends on the table, its row type or its identity sequences: a function whose
+  -- body is SQL, a column of the row type, another table's policy.
+  select 18, pg_catalog.pg_describe_object(d.classid, d.objid, 0)
+  from pg_catalog.pg_depend d
+  where d.deptype = 'n' and (
+      d.refclassid = 'pg_catalog.pg_class'::regclass and (
+        d.refobjid = %(oid)s::oid
+          and d.classid <> all(array['pg_catalog.pg_rewrite', 'pg_catalog.pg_constraint',
+            'pg_catalog.pg_trigger', 'pg_catalog.pg_publication_rel']::regclass[])
+        or d.refobjid in (
+          select s.objid from pg_catalog.pg_depend s
+          where s.refobjid = %(oid)s::oid and s.refclassid = 'pg_catalog.pg_class'::regclass
+            and s.classid = 'pg_catalog.pg_class'::regclass and s.deptype = 'i'))
+      or d.refclassid = 'pg_catalog.pg_type'::regclass and d.refobjid in (
+        select t.oid from pg_catalog.pg_type r, pg_catalog.pg_type t
+        where r.typrelid = %(oid)s::oid and t.oid in (r.oid, r.typarray)))
+    and not exists (
+      select from pg_catalog.pg_policy p
+      where d.classid = 'pg_catalog.pg_policy'::regclass and p.oid = d.objid
+        and p.polrelid = %(oid)s::oid)
+  group by 2
 ) losses (rank, what)
 order by rank
 """

@@ -153,8 +153,9 @@ def describe_error(error: psycopg.Error, config: Mapping[str, Any]) -> str:
     return redact(f"{where}{message} (SQLSTATE {state})", config)
 
 
-# Errors that another attempt would only repeat: data, constraints, names, rights, features.
-_PERMANENT = ("22", "23", "42", "0A", "3D", "3F")
+# Errors that another attempt would only repeat: data, constraints, dependents, names, rights,
+# features.
+_PERMANENT = ("22", "23", "2B", "42", "0A", "3D", "3F")
 # Only a part of a parallel read waits for a limited time (PostgreSQLSource.join).
 _LOCK_TIMEOUT = "55P03"
 
