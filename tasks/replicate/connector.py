@@ -254,6 +254,8 @@ class Sink(End):
         there. A later step share-locks the row of step 0, goes on only if no higher number stands
         there, and records the fence in a row of its own. Raises Fenced otherwise. A sink that is
         not transactional keeps its record as well as it can.
+
+        Two jobs may have one target: see ``tasks.replicate.connectors.turns``.
         """
 
     @abstractmethod

@@ -37,6 +37,7 @@ from tasks.replicate.connector import (
     ReadRequest,
     Relation,
     Row,
+    Sink,
     SinkError,
     Source,
     SourceError,
@@ -463,6 +464,40 @@ class SinkConformance:
                     old.begin(replace(stale, step=step))
                 old.rollback()
         assert harness.rows(table) == [(2,)]
+
+    def test_two_jobs_with_one_target_do_not_mix_their_rows(self, harness: Harness) -> None:
+        if not harness.connector.capabilities.transactional:
+            pytest.skip("not transactional")
+        table = harness.make("people", {"id": harness.key_type}, [(1,)], key=["id"])
+        with (
+            harness.connector.sink(harness.config) as first,
+            harness.connector.sink(harness.config) as second,
+        ):
+            relation = first.describe(split_name(table))
+            assert relation is not None
+            one, two = (self.load(harness, table, relation, fence=n) for n in (11, 10))
+            for sink, load in ((first, one), (second, two)):
+                sink.begin(load)
+                sink.truncate(load)
+                sink.commit()
+            with pytest.raises(SinkError, match=f"run {two.run_id} has begun to write people"):
+                first.begin(replace(one, step=1))
+            first.rollback()
+            second.begin(replace(two, step=1))
+            waits = threading.Thread(target=self._whole, args=(first, one))
+            waits.start()
+            second.write(two, batches([(2,)]), staging=False)
+            second.commit()
+            waits.join(timeout=20)
+            assert not waits.is_alive()
+        assert harness.rows(table) == [(3,)]
+
+    @staticmethod
+    def _whole(sink: Sink, load: Load) -> None:
+        sink.begin(load)
+        sink.truncate(load)
+        sink.write(load, batches([(3,)]), staging=False)
+        sink.commit()
 
     def test_settle_tells_whether_the_commit_landed__R_F5(self, harness: Harness) -> None:
         if not harness.connector.capabilities.transactional:

@@ -342,3 +342,24 @@ def test_databases_of_two_encodings_have_one_checksum(
         task.source, task.sink = one.config, two.config
         assert task.run().rows_processed == 2
         assert two.value("select name from t where id = 1") == "caf\u00e9"
+
+
+def test_a_second_job_waits_its_turn_and_a_stop_breaks_the_wait__R_K2(
+    source: Database, sink: Database, job: Make
+) -> None:
+    for database in (source, sink):
+        database.execute("create table t (id int primary key)")
+    source.execute("insert into t select generate_series(1, 10)")
+    job("complete").run()
+    for mode in ("complete", "complete-atomic"):
+        context = job(mode).context()
+        with sink.connection.transaction():
+            sink.execute("update claimcheck_fence set run_id = 'theirs' where fence = -1")
+            timer = threading.Timer(0.5, context.stop, ("cancelled",))
+            timer.start()
+            started = time.monotonic()
+            with pytest.raises(RunStopped):
+                modes.run(context)
+            assert 0.4 < time.monotonic() - started < 3
+            timer.join()
+        assert sink.value("select count(*) from t") == 10

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 
 from tasks.replicate.connector import Fenced, Load, SinkError
+from tasks.replicate.connectors import turns
 from tasks.replicate.connectors.mysql.catalog import FENCE
 from tasks.replicate.connectors.mysql.session import Session, identifier, literal
 
@@ -33,9 +34,16 @@ on duplicate key update
   run_id = if(fence <= {mine}, {run}, run_id), fence = greatest(fence, {mine})
 """
 _SHARE = "select fence from {fence} where scope = {scope} and step = 0 lock in share mode"
+# The target's own row: whose turn it is.
+_TURN = """
+insert into {fence} (scope, step, fence, run_id) values ({turn}, 0, {none}, {run})
+on duplicate key update run_id = {run}
+"""
+_WHOSE = "select run_id from {fence} where scope = {turn} and step = 0 lock in share mode"
 _LOCK = "select fence from {fence} where scope = {scope} and step = {step} for update"
 _PATIENCE = "set session innodb_lock_wait_timeout = {seconds}"
 SETTLE_SECONDS = 30
+MOST_PATIENCE = 100_000_000
 
 # The number of the attempt that opened sessions last; kept beside the steps, and never locked long.
 _SESSIONS = -1
@@ -90,7 +98,10 @@ def _end(session: Session, scope: str, fence: int) -> None:
 
 
 def enter(session: Session, schema: str, load: Load) -> None:
-    """Inside a transaction that has just begun: pass the fence, or raise Fenced."""
+    """Inside a transaction that has just begun: pass the fence, and wait for the target's turn.
+
+    Raises Fenced, or SinkError where another job has begun to write the target meanwhile.
+    """
     place = {"fence": table(schema), "scope": literal(load.scope), "step": load.step}
     if load.step:
         found = session.rows(_SHARE.format(**place))
@@ -102,6 +113,20 @@ def enter(session: Session, schema: str, load: Load) -> None:
     ((found_fence,),) = session.rows(_LOCK.format(**place))
     if found_fence > load.fence:
         raise Fenced(load.fence, found_fence)
+    turn = {
+        "fence": table(schema),
+        "turn": literal(turns.scope(load)),
+        "none": turns.NO_FENCE,
+        "run": literal(load.run_id),
+    }
+    if load.step:
+        rows = session.rows(_WHOSE.format(**turn))
+        turns.check(load, str(rows[0][0]) if rows else None)
+    else:
+        # As long as the other's load takes; a stop breaks it.
+        session.execute(_PATIENCE.format(seconds=MOST_PATIENCE))
+        session.execute(_TURN.format(**turn))
+        session.execute(_PATIENCE.format(seconds="default"))
 
 
 def settle(session: Session, schema: str, load: Load) -> bool:

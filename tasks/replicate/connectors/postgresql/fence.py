@@ -9,6 +9,7 @@ from psycopg import errors as states
 from psycopg import sql
 
 from tasks.replicate.connector import Fenced, Load, SinkError
+from tasks.replicate.connectors import turns
 from tasks.replicate.connectors.postgresql import catalog
 from tasks.replicate.connectors.postgresql.session import identifier
 
@@ -36,6 +37,14 @@ returning fence
 
 _SHARE = sql.SQL("select fence from {fence} where scope = {scope} and step = 0 for share")
 _READ = sql.SQL("select fence from {fence} where scope = {scope} and step = {step}")
+
+# The target's own row: whose turn it is.
+_TURN = sql.SQL("""
+insert into {fence} (scope, step, fence, run_id) values ({turn}, 0, {none}, {run})
+on conflict (scope, step) do update
+  set run_id = excluded.run_id, changed_at = clock_timestamp()
+""")
+_WHOSE = sql.SQL("select run_id from {fence} where scope = {turn} and step = 0 for share")
 
 # To settle: waits for a lost transaction that has inserted this row and not yet ended, then for
 # one that has updated it. Rolled back afterwards.
@@ -95,11 +104,16 @@ def _bind(statement: sql.SQL, schema: str, load: Load) -> sql.Composed:
         step=sql.Literal(load.step),
         number=sql.Literal(load.fence),
         run=sql.Literal(load.run_id),
+        turn=sql.Literal(turns.scope(load)),
+        none=sql.Literal(turns.NO_FENCE),
     )
 
 
 def enter(connection: psycopg.Connection[Any], schema: str, load: Load) -> None:
-    """Inside a transaction that has just begun: pass the fence, or raise Fenced."""
+    """Inside a transaction that has just begun: pass the fence, and wait for the target's turn.
+
+    Raises Fenced, or SinkError where another job has begun to write the target meanwhile.
+    """
     if load.step:
         row = connection.execute(_bind(_SHARE, schema, load)).fetchone()
         if row is None:
@@ -109,6 +123,11 @@ def enter(connection: psycopg.Connection[Any], schema: str, load: Load) -> None:
     if connection.execute(_bind(_RECORD, schema, load)).fetchone() is None:
         found = connection.execute(_bind(_READ, schema, load)).fetchone()
         raise Fenced(load.fence, found[0] if found else load.fence)
+    if load.step:
+        row = connection.execute(_bind(_WHOSE, schema, load)).fetchone()
+        turns.check(load, row[0] if row else None)
+    else:
+        connection.execute(_bind(_TURN, schema, load))
 
 
 def settle(connection: psycopg.Connection[Any], schema: str, load: Load) -> bool:
