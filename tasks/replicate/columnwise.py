@@ -22,7 +22,7 @@ _BY_PATTERN = {
     "time": rf"{_CLOCK}(?:\.\d+)?",
     "clock": rf"{_CLOCK}(?:\.\d+)?",
     "timestamp": rf"{_DAY}[ T]{_CLOCK}(?:\.\d+)?",
-    "timestamptz": rf"{_DAY}[ T]{_CLOCK}(?:\.\d+)?[+-]\d\d",
+    "timestamptz": rf"{_DAY}[ T]{_CLOCK}(?:\.\d+)?(?:Z|[+-]\d\d(?::?\d\d)?)",
     "finite": r"[+-]?\d+(?:\.\d+)?",
 }
 

@@ -21,8 +21,12 @@ _INTEGER = re.compile(r"[+-]?\d+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _TIME = re.compile(r"\d\d:\d\d(:\d\d(\.\d+)?)?")
 _MOMENT = re.compile(
-    r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?([ ]?(Z|UTC|[+-]\d\d(:?\d\d)?))?"
+    r"\d{4,6}-\d\d-\d\d(?P<clock>[ T]\d\d:\d\d(:\d\d(\.\d+)?)?)?"
+    r"(?P<zone> ?(Z|UTC|[+-]\d\d(:?\d\d)?))?(?P<era> BC)?"
 )
+# What PostgreSQL replaces by the time at which it reads it (epoch and allballs are constants that
+# no other engine knows).
+_WORDS = re.compile(r"\b(?:now|today|tomorrow|yesterday|epoch|allballs)\b", re.IGNORECASE)
 _FRACTION = re.compile(r"\.(\d+)")
 _SPECIAL = frozenset({"infinity", "-infinity"})
 _TRUE = frozenset({"t", "true", "yes", "y", "on", "1"})
@@ -153,7 +157,7 @@ def fraction(cell: Cell, digits: int | None, _: int | None) -> Cell:
 
 def date(cell: Cell, _: int | None, __: int | None) -> Cell:
     """A date as text."""
-    if not isinstance(cell, str) or not (_DATE.fullmatch(cell) or _odd(cell)):
+    if not isinstance(cell, str) or not (_DATE.fullmatch(cell) or _odd_day(cell)):
         raise ValueError("is no date in the form 2026-11-01")
     return cell
 
@@ -169,9 +173,9 @@ def timestamp(cell: Cell, _: int | None, __: int | None) -> Cell:
     """A wall clock as text, without a zone, which the sink would drop silently."""
     if isinstance(cell, str):
         found = _MOMENT.fullmatch(cell)
-        if found and found[3] and found[3].strip():
+        if found and found["zone"]:
             raise ValueError("carries a time zone, which the sink's column would drop")
-        if found or _DATE.fullmatch(cell) or _odd(cell):
+        if found or cell in _SPECIAL:
             return cell
     raise ValueError("is no timestamp in the form 2026-11-01 23:59:59")
 
@@ -180,11 +184,18 @@ def timestamptz(cell: Cell, _: int | None, __: int | None) -> Cell:
     """A moment as text with its offset."""
     if isinstance(cell, str):
         found = _MOMENT.fullmatch(cell)
-        if found and not found[3]:
+        if found and not found["zone"]:
             raise ValueError("carries no time zone, so that the moment is not known")
-        if found or _odd(cell):
+        if (found and found["clock"]) or cell in _SPECIAL:
             return cell
     raise ValueError("is no moment in the form 2026-11-01 23:59:59+00")
+
+
+def no_words(cell: Cell, _: int | None, __: int | None) -> Cell:
+    """Text of times without a word in it that means another time whenever it is read."""
+    if isinstance(cell, str) and _WORDS.search(cell):
+        raise ValueError("names a time by a word, such as now or today")
+    return cell
 
 
 def calendar(cell: Cell, _: int | None, __: int | None) -> Cell:
@@ -213,6 +224,11 @@ def _odd(cell: str) -> bool:
     return cell in _SPECIAL or cell.endswith(" BC") or bool(re.match(r"\d{5,}-\d\d-\d\d", cell))
 
 
+def _odd_day(cell: str) -> bool:
+    found = _MOMENT.fullmatch(cell)
+    return cell in _SPECIAL or bool(found and not found["clock"] and not found["zone"])
+
+
 GUARDS: dict[str, Callable[[Cell, int | None, int | None], Cell]] = {
     "scale": scale,
     "integer": integer,
@@ -230,6 +246,7 @@ GUARDS: dict[str, Callable[[Cell, int | None, int | None], Cell]] = {
     "calendar": calendar,
     "clock": clock,
     "no-nul": no_nul,
+    "no-words": no_words,
 }
 
 

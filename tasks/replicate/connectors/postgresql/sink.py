@@ -15,6 +15,7 @@ from tasks.replicate.connector import (
     CommitUnknown,
     Counts,
     Fit,
+    Guard,
     Kind,
     Lane,
     Load,
@@ -88,11 +89,11 @@ class PostgreSQLSink(Sink):
         checked = {"integer", "boolean"} if source.type.kind is not Kind.FLOAT else set()
         if source.type.loose or source.type.kind is Kind.TEXT:
             unlimited = sink.type.precision is None
-            checked |= {"scale", "real", "date", "timestamptz"} if unlimited else {"real", "date"}
-            if sink.type.precision == 6:
-                checked |= {"fraction", "timestamptz"}
+            checked |= {"scale", "real"} if unlimited else {"real"}
             checked |= {"text"} if sink.type.length is None and not source.type.loose else set()
         guards = tuple(g for g in found.guards if g.name not in checked)
+        if source.type.kind is Kind.TEXT and pairs.holds_times(sink):
+            guards += (Guard("no-words"),)
         lanes = {Lane.ROWS, Lane.COPY_CSV}
         if sink.detail["typname"] in source.detail.get("copy_binary", ()):
             # The source writes exactly this type's binary form for the column.
