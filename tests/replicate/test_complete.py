@@ -259,6 +259,15 @@ def test_missing_rights_are_told_with_the_grant(
         sink.execute(f"grant create on schema public to {role}")
         task.run()
         assert sink.value("select to_regclass('claimcheck_fence') is not null")
+        sink.execute("insert into t values (7)")
+        sink.execute(f"grant truncate on t to {role}")
+        sink.execute("alter table t enable row level security")
+        for mode in ("complete", "complete-atomic"):
+            task.definition["mode"] = mode
+            with pytest.raises(SinkError, match=r"row security of public\.t holds for role"):
+                task.run()
+        assert sink.value("select count(*) from t") == 1
+        sink.execute("alter table t disable row level security")
         task.source = {"url": source.url.replace("//root@", f"//{role}@")}
         with pytest.raises(SourceError, match="permission denied for table t"):
             task.run()

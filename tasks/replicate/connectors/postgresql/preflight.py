@@ -21,7 +21,8 @@ select pg_catalog.has_table_privilege(%(oid)s::oid, 'select'),
        pg_catalog.has_table_privilege(%(oid)s::oid, 'truncate'),
        pg_catalog.pg_has_role(current_user, c.relowner, 'usage'),
        pg_catalog.current_setting('transaction_read_only')::bool,
-       pg_catalog.pg_is_in_recovery()
+       pg_catalog.pg_is_in_recovery(),
+       pg_catalog.row_security_active(%(oid)s::oid)
 from pg_catalog.pg_class c where c.oid = %(oid)s::oid
 """
 
@@ -169,7 +170,7 @@ def _rights(
         _RIGHTS, {"oid": load.relation.detail["oid"], "columns": columns}
     ).fetchone()
     assert row is not None
-    select, insert, update, delete, truncate, owner, read_only, standby = row
+    select, insert, update, delete, truncate, owner, read_only, standby, secured = row
     if read_only or standby:
         return ["the sink is read-only (a standby, or default_transaction_read_only): name another"]
     held = {"insert": insert, "update": update, "delete": delete, "truncate": truncate}
@@ -182,6 +183,11 @@ def _rights(
         found.append(
             f"role {role} may not {', '.join(wanted)} on {table}: "
             f"grant {', '.join(wanted)} on {table} to {role}"
+        )
+    if secured:
+        found.append(
+            f"the row security of {table} holds for role {connection.info.user}, which must see "
+            f"and write every row: alter role {connection.info.user} bypassrls, or name another"
         )
     if load.how == "rename" and not owner:
         found.append(f"only the owner of {table} can rename it: use atomic: delete")
