@@ -86,9 +86,14 @@ select what from (
     select from pg_catalog.pg_seclabel
     where classoid = 'pg_catalog.pg_class'::regclass and objoid = %(oid)s::oid)
   union all
+  select 18, 'fewer grants than default privileges give a new table' where exists (
+    select from pg_catalog.pg_default_acl a join pg_catalog.pg_class c on c.oid = %(oid)s::oid
+    where a.defaclobjtype = 'r' and a.defaclnamespace in (0, c.relnamespace)
+      and c.relacl is null and pg_catalog.pg_get_userbyid(a.defaclrole) = current_user)
+  union all
   -- Whatever else depends on the table, its row type or its identity sequences: a function whose
   -- body is SQL, a column of the row type, another table's policy.
-  select 18, pg_catalog.pg_describe_object(d.classid, d.objid, 0)
+  select 19, pg_catalog.pg_describe_object(d.classid, d.objid, 0)
   from pg_catalog.pg_depend d
   where d.deptype = 'n' and (
       d.refclassid = 'pg_catalog.pg_class'::regclass and (
