@@ -187,6 +187,8 @@ def _matches(pattern: re.Pattern[bytes], chunk: bytes) -> bool:
 
 def unquoted(side: Sequence[str], null: str) -> list[str | None]:
     """Fields as they are written, as text; without quotes NULL may be among them."""
+    if null not in side and '"' not in "".join(side):
+        return list(side)
     return [
         field[1:-1].replace('""', '"') if field[:1] == '"' else None if field == null else field
         for field in side
