@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import psycopg
 import pytest
 from psycopg import sql
 from replication_kit import Database, Job
@@ -280,6 +281,11 @@ def test_missing_rights_are_told_with_the_grant(
 def test_settings_of_a_database_do_not_alter_values(
     source: Database, sink: Database, job: Make
 ) -> None:
+    try:
+        source.execute("select '<a/>'::xml")
+        words = "xml"
+    except psycopg.errors.FeatureNotSupported:
+        words = "text"  # this server is built without XML
     for database in (source, sink):
         name = sql.Identifier(database.connection.info.dbname)
         for setting, value in (
@@ -300,7 +306,7 @@ def test_settings_of_a_database_do_not_alter_values(
         small = "bigint" if database is source else "integer"
         database.execute(
             f"create table t (id {small}, names text[], data bytea, double float8, day date,"
-            " at timestamptz, span interval, words xml)"
+            f" at timestamptz, span interval, words {words})"
         )
     source.execute(
         "insert into t values (1, array['a', null], '\\x00ff', 0.1 + 0.2::float8, '2026-11-02',"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -94,7 +95,7 @@ def test_a_sink_without_a_key_is_refused_by_name(
 def test_without_the_right_to_see_transactions_it_fails_closed__R_F3(
     source: Database, sink: Database, job: Make
 ) -> None:
-    role = "cc_reader_" + source.url.rpartition("_")[2][:20]
+    role = f"cc_reader_{uuid4().hex[:12]}"
     source.execute(f"create role {role} login")
     try:
         source.execute(f"grant select on t to {role}")
@@ -235,7 +236,10 @@ def test_keys_that_a_collation_takes_for_one_are_not_merged(
 ) -> None:
     source.execute("create table t (k text primary key, n int not null)")
     source.execute("insert into t values ('Ann', 1), ('ann', 2)")
-    sink.execute(BLIND)
+    try:
+        sink.execute(BLIND)
+    except psycopg.errors.FeatureNotSupported:
+        pytest.skip("this server is built without ICU")
     sink.execute("create table t (k text collate blind primary key, n int not null)")
     task = job(mode, **more)
     with pytest.raises(SinkError, match="key column k: 1 keys differ from another") as caught:
