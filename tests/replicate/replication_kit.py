@@ -69,7 +69,8 @@ def fresh_database(server: str, encoding: str | None = None) -> Iterator[Databas
         # Tests change tables between statements: nothing is prepared.
         connection = psycopg.connect(database, autocommit=True, prepare_threshold=None)
         try:
-            yield Database(url_of(database), connection)
+            user = connection.info.user
+            yield Database(url_of(conninfo.make_conninfo(database, user=user)), connection)
         finally:
             connection.close()
             admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
