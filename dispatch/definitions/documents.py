@@ -143,6 +143,13 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
+def _with_pairs_joined(text: str) -> str:
+    """The text with each pair of surrogates, as JSON escapes an emoji, as its one character."""
+    if _is_unicode(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
 def read(text: str, environ: Mapping[str, str], report_into: list[Problem]) -> Document:
     """Read a YAML mapping; ``${NAME}`` in a value is replaced from ``environ``, ``$${`` is ``${``.
 
@@ -200,12 +207,13 @@ class _Reader:
             if not isinstance(key, ScalarNode):
                 self._problem(path, key, "a key must be a plain word")
                 continue
-            place = (*path, key.value)
-            if key.value in values:
+            name = _with_pairs_joined(key.value)
+            place = (*path, name)
+            if name in values:
                 self._problem(place, key, f"stands twice (before on line {self.lines[place]})")
                 continue
             self.lines[place] = key.start_mark.line + 1
-            values[key.value] = self._value(value, place, (*above, id(node)))
+            values[name] = self._value(value, place, (*above, id(node)))
         for source in merged:
             # What stands in the mapping itself wins over what is merged into it.
             for name, value in self.mapping(source, path, (*above, id(node))).items():
@@ -233,7 +241,8 @@ class _Reader:
     def _scalar(self, node: ScalarNode, path: Path) -> Any:
         tag = str(node.tag)
         if tag in (f"{_TAG}str", f"{_TAG}timestamp"):
-            text = self._with_variables(str(node.value), node, path)
+            written = _with_pairs_joined(str(node.value))
+            text = self._with_variables(written, node, path)
             if isinstance(text, Unset):
                 return text
             whole = _REFERENCE.fullmatch(str(node.value))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from operator import itemgetter
 
-from tasks.replicate import columnwise
+from tasks.replicate.columnwise import Side
 from tasks.replicate.connector import Batch, Cell, ColumnPlan, Guard, SourceError
 
 _INTEGER = re.compile(r"[+-]?\d+")
@@ -265,9 +265,7 @@ def guarded(batches: Iterable[Batch], columns: Sequence[ColumnPlan]) -> Iterator
         changed: dict[int, Sequence[Cell]] = {}
         for position, column in watched if rows else ():
             before = list(map(itemgetter(position), rows))
-            values: Sequence[Cell] = before
-            for guard in column.guards:
-                values = _apply(guard, values, column)
+            values = _applied(column, before)
             if values is not before:
                 changed[position] = values
         if changed:
@@ -278,10 +276,18 @@ def guarded(batches: Iterable[Batch], columns: Sequence[ColumnPlan]) -> Iterator
         yield batch
 
 
-def _apply(guard: Guard, values: Sequence[Cell], column: ColumnPlan) -> Sequence[Cell]:
+def _applied(column: ColumnPlan, values: Sequence[Cell]) -> Sequence[Cell]:
+    """The column's values behind its guards; the same sequence where nothing had to change."""
+    side = Side(values)
+    for guard in column.guards:
+        if not side.passes(guard):
+            values = _one_by_one(guard, values, column)
+            side = Side(values)
+    return values
+
+
+def _one_by_one(guard: Guard, values: Sequence[Cell], column: ColumnPlan) -> Sequence[Cell]:
     check, first, second = GUARDS[guard.name], guard.argument, guard.second
-    if columnwise.passes(guard, values):
-        return values
     try:
         return [None if value is None else check(value, first, second) for value in values]
     except ValueError as error:

@@ -100,9 +100,10 @@ class Replication:
 
     def _replicate(self, source: Source, sink: Sink) -> Outcome:
         request = self._request()
-        ours = source.describe(request)
+        ours = self._described(source, request)
+        planner.check_names(self.spec, planner.chosen(self.spec, ours))
         self.meter = Meter(self.context, ours.rows, bandwidth=self.spec.bandwidth)
-        theirs = self._target(sink, source, ours)
+        theirs = self._target(sink, source, request, ours)
         self._refuse_itself(source, sink, request, theirs)
         plan = planner.plan(self.spec, source, sink, ours, theirs)
         request = request.planned(plan.columns)
@@ -115,6 +116,21 @@ class Replication:
         else:
             counts = self._emptied(source, sink, request, load)
         return self._outcome(counts, bound, plan)
+
+    def _described(self, source: Source, request: ReadRequest) -> Relation:
+        """What the source has; an error of the user's own SQL names the key that it stands in."""
+        try:
+            return source.describe(request)
+        except SourceError as error:
+            if not error.permanent or (request.where is None and request.query is None):
+                raise
+            key = "source.query"
+            if request.where is not None:
+                # It is the table's fault, if it fails without the condition too.
+                source.describe(replace(request, where=None))
+                key = "source.where"
+            message = str(error).removeprefix("source: ")
+            raise SourceError(f"nothing was changed: {key}: {message}", permanent=True) from None
 
     def _refuse_itself(
         self, source: Source, sink: Sink, request: ReadRequest, theirs: Relation
@@ -141,10 +157,11 @@ class Replication:
             fetch_size=self.spec.fetch_size,
         )
 
-    def _target(self, sink: Sink, source: Source, ours: Relation) -> Relation:
+    def _target(self, sink: Sink, source: Source, request: ReadRequest, ours: Relation) -> Relation:
         table = split_name(self.spec.sink.table or "")
         theirs = sink.describe(table)
         if theirs is None and self.spec.create:
+            self._refuse_to_create(source, request, ours)
             self.context.check_cancelled()
             sink.create(table, self._new_columns(ours), self._new_key(ours), source.dialect)
             theirs = sink.describe(table)
@@ -155,6 +172,19 @@ class Replication:
                 permanent=True,
             )
         return theirs
+
+    def _refuse_to_create(self, source: Source, request: ReadRequest, ours: Relation) -> None:
+        """A job that would be refused once its table is there shall not leave an empty one."""
+        if self.spec.mode != "incremental":
+            return
+        if not self._new_key(ours):
+            planner.refuse(
+                [
+                    "incremental needs a key, and the source has none to make the sink's table "
+                    "with: name its columns in sink.key"
+                ]
+            )
+        self._ask_bound(source, request, ours)
 
     def _new_columns(self, ours: Relation) -> list[Any]:
         columns = planner.chosen(self.spec, ours)
@@ -199,17 +229,20 @@ class Replication:
         """Before the snapshot: what opens later than this look is seen by the next read (R-F3)."""
         if self.spec.mode != "incremental":
             return None
+        bound = self._ask_bound(source, request, ours)
+        if bound.warning is not None:
+            self._warnings.append(bound.warning)
+            self.context.log.warning("%s", bound.warning)
+        return bound
+
+    def _ask_bound(self, source: Source, request: ReadRequest, ours: Relation) -> Bound:
         column = ours.column(self.spec.watermark or "")
         if column is None:
             raise SourceError(
                 f"nothing was changed: the source has no watermark column {self.spec.watermark}",
                 permanent=True,
             )
-        bound = source.bound(request, column, self.spec.lag)
-        if bound.warning is not None:
-            self._warnings.append(bound.warning)
-            self.context.log.warning("%s", bound.warning)
-        return bound
+        return source.bound(request, column, self.spec.lag)
 
     # Moving the rows
 

@@ -12,6 +12,7 @@ from tasks.replicate.connector import (
     Sink,
     SinkError,
     Source,
+    SourceError,
 )
 from tasks.replicate.names import join_name, split_name
 from tasks.replicate.spec import ReplicationSpec
@@ -39,8 +40,26 @@ def chosen(spec: ReplicationSpec, relation: Relation) -> list[Column]:
     missing = [name for name in names if relation.column(name) is None]
     if missing:
         have = ", ".join(column.name for column in relation.columns)
-        refuse([f"the source has no column {', '.join(missing)} (it has {have})"])
+        raise SourceError(
+            f"nothing was changed: the source has no column {', '.join(missing)} (it has {have})",
+            permanent=True,
+        )
     return [column for name in names if (column := relation.column(name)) is not None]
+
+
+def check_names(spec: ReplicationSpec, mine: list[Column]) -> None:
+    """Refuse columns that cannot be paired by name, whatever the sink's table is like."""
+    if not mine:
+        raise SourceError("nothing was changed: the source has no column", permanent=True)
+    if isinstance(spec.sink.columns, tuple) and len(spec.sink.columns) != len(mine):
+        refuse([f"sink.columns lists {len(spec.sink.columns)} names for {len(mine)} columns"])
+    if isinstance(spec.sink.columns, dict):
+        unknown = sorted(set(spec.sink.columns) - {column.name for column in mine})
+        if unknown:
+            refuse([f"sink.columns maps {', '.join(unknown)}, which the source does not have"])
+    doubled = sorted({c.name for c in mine if [m.name for m in mine].count(c.name) > 1})
+    if doubled:
+        refuse([f"the query names {', '.join(doubled)} twice; give each column a name of its own"])
 
 
 def sink_name(spec: ReplicationSpec, position: int, name: str) -> str:
@@ -60,15 +79,6 @@ def plan(
     columns: list[ColumnPlan] = []
     lanes = set(source.lanes) & set(sink.lanes)
     mine = chosen(spec, ours)
-    if isinstance(spec.sink.columns, tuple) and len(spec.sink.columns) != len(mine):
-        refuse([f"sink.columns lists {len(spec.sink.columns)} names for {len(mine)} columns"])
-    if isinstance(spec.sink.columns, dict):
-        unknown = sorted(set(spec.sink.columns) - {column.name for column in mine})
-        if unknown:
-            refuse([f"sink.columns maps {', '.join(unknown)}, which the source does not have"])
-    doubled = sorted({c.name for c in mine if [m.name for m in mine].count(c.name) > 1})
-    if doubled:
-        refuse([f"the query names {', '.join(doubled)} twice; give each column a name of its own"])
     for position, column in enumerate(mine):
         name = sink_name(spec, position, column.name)
         target = theirs.column(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,14 @@ def test_a_plain_reference_is_typed_and_a_quoted_one_is_text() -> None:
 def test_a_doubled_dollar_is_the_text_itself() -> None:
     found = read(GOOD.replace("day: 2026-11-01", 'day: "$${HOME} costs $5"'))
     assert found.jobs["report"].definition["params"]["day"] == "${HOME} costs $5"
+
+
+def test_a_file_may_be_json_as_other_programs_write_it() -> None:
+    text = json.dumps({"jobs": {"report": {"handler": "report", "params": {"café": "😀"}}}})
+    assert "\\ud83d\\ude00" in text
+    assert read(text).jobs["report"].definition["params"] == {"café": "😀"}
+    (only,) = mistakes(text.replace("\\ude00", ""))
+    assert only.endswith("jobs.report.params.café: holds a character that no database stores")
 
 
 def test_anchors_and_merges_work_and_keep_their_lines() -> None:

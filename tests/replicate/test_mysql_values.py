@@ -174,6 +174,9 @@ def test_servers_messages_lose_their_values_and_keep_their_names():
         ),
         (1406, "Data too long for column 'c' at row 1"): "column c: Data too long",
         (1048, "Column 'c' cannot be null"): "Column 'c' cannot be null",
+        (1005, "Can't create table `d`.`t` (errno: 150 'secret')"): (
+            "Can't create table `d`.`t` (errno: 150 (a value))"
+        ),
         (9999, "Something about 'secret' and 'secret"): "Something about (a value) and (a value)",
     }
     for (code, text), wanted in cases.items():

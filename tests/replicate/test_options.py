@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from replication_kit import Database, Job, fresh_database
 
 from dispatch.context import ChildJob, HandlerFailure, RunStopped
 from tasks.replicate import checksum, modes
-from tasks.replicate.connector import CommitUnknown, SinkError
+from tasks.replicate.connector import CommitUnknown, SinkError, SourceError
 from tasks.replicate.connectors.postgresql.sink import PostgreSQLSink
 
 Make = Callable[..., Job]
@@ -55,6 +57,64 @@ def test_create_names_every_column_whose_type_the_sink_lacks(
     job("complete", create=True).run()
     with pytest.raises(SinkError, match=r"nowhere\.t cannot be created: schema \"nowhere\""):
         job("complete", to="nowhere.t", create=True).run()
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "says"),
+    [
+        ({"sink": {"columns": ["one"]}}, SinkError, "sink.columns lists 1 names for 2 columns"),
+        ({"source": {"columns": ["id", "nam"]}}, SourceError, "the source has no column nam"),
+        ({"source": {"where": "nam = 1"}}, SourceError, 'source.where: column "nam" does not'),
+        ({"source": {"query": "select 1; select 2", "table": None}}, SourceError, "source.query: "),
+        (
+            {"source": {"query": "select id from t group by nam", "table": None}},
+            SourceError,
+            'source.query: column "nam" does not',
+        ),
+        ({"mode": "incremental", "watermark": "at"}, SourceError, "no watermark column at"),
+        ({"mode": "incremental", "watermark": "name"}, SourceError, "name"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_makes_no_table(
+    source: Database,
+    sink: Database,
+    job: Make,
+    changes: dict[str, Any],
+    kind: type[HandlerFailure],
+    says: str,
+) -> None:
+    source.execute("create table t (id int primary key, name text)")
+    task = job("complete", create=True)
+    for key, value in changes.items():
+        if isinstance(value, dict):
+            merged = task.definition[key] | value
+            task.definition[key] = {k: v for k, v in merged.items() if v is not None}
+        else:
+            task.definition[key] = value
+    with pytest.raises(kind, match=re.escape(says)) as caught:
+        task.run()
+    assert caught.value.permanent
+    assert sink.value("select to_regclass('t')") is None
+
+
+def test_an_incremental_job_makes_no_table_without_a_key(
+    source: Database, sink: Database, job: Make
+) -> None:
+    source.execute("create table t (id int, updated_at timestamptz)")
+    task = job("incremental", watermark="updated_at", create=True)
+    with pytest.raises(SinkError, match=r"name its columns in sink\.key"):
+        task.run()
+    assert sink.value("select to_regclass('t')") is None
+    task.definition["sink"]["key"] = ["id"]
+    task.run()
+
+
+def test_a_table_without_columns_is_refused(source: Database, sink: Database, job: Make) -> None:
+    source.execute("create table t ()")
+    sink.execute("create table t (n int)")
+    with pytest.raises(SourceError, match="the source has no column"):
+        job("complete").run()
 
 
 def test_create_makes_the_sink_from_the_sources_types(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tasks.replicate import columnwise
+from tasks.replicate.columnwise import Side
 from tasks.replicate.connector import (
     Batch,
     Cell,
@@ -178,9 +178,10 @@ class _Guards:
             self._check([[record[i] for record in records] for i, _ in self._watched])
 
     def _check(self, sides: Sequence[Sequence[Cell]]) -> None:
-        for side, (_, plan) in zip(sides, self._watched, strict=True):
-            if not all(columnwise.passes(guard, side) for guard in plan.guards):
-                cells: list[Row] = [(cell,) for cell in side]
+        for values, (_, plan) in zip(sides, self._watched, strict=True):
+            side = Side(values)
+            if not all(map(side.passes, plan.guards)):
+                cells: list[Row] = [(cell,) for cell in values]
                 for _batch in guarded([Batch(cells, len(cells), 0)], [plan]):
                     pass
 

@@ -70,6 +70,8 @@ def split(session: Session, table: TableName) -> tuple[str, str]:
     """Database and table; the connection's database where none is named."""
     if len(table) > 2:
         raise ValueError(f"{join_name(table)} has more parts than database and table")
+    if any(character > "\uffff" for part in table for character in part):
+        raise ValueError(f"{join_name(table)} has a character that no name holds here (an emoji?)")
     return (table[0], table[1]) if len(table) == 2 else (session.database, table[0])
 
 

@@ -16,8 +16,10 @@ _NAMES = frozenset(
     | {1451, 1452, 1471, 1792, 1906, 1969, 3024, 3819, 3948, 4025}
 )
 _DUPLICATE = re.compile(r"Duplicate entry '.*' for key '([^']*)'$", re.DOTALL)
-_QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'", re.DOTALL)
-_OPEN = re.compile(r"'.*$", re.DOTALL)
+# The apostrophe of "Can't create table" begins no value.
+_QUOTE = r"(?!(?<=n)'t\b)'"
+_QUOTED = re.compile(rf"{_QUOTE}(?:[^'\\]|\\.|'')*'", re.DOTALL)
+_OPEN = re.compile(rf"{_QUOTE}.*$", re.DOTALL)
 # MariaDB writes `db`.`table`.`column`, MySQL 'column'.
 _COLUMN = re.compile(
     r"(.*) for column (?:`(?:[^`]|``)*`\.`(?:[^`]|``)*`\.`((?:[^`]|``)*)`|'([^']*)')(?: at row|$)",
