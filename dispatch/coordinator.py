@@ -15,7 +15,6 @@ from db.envelopes import EnvelopeError
 from db.failures import is_connection_lost
 from db.keyring import Keyring, KeyringError
 from db.link import Link
-from db.redaction import secrets_known
 from dispatch import execution, handlers, offers
 from dispatch.claims import ClaimedRun, RunClaims
 from dispatch.deadlines import Agenda, Scope, look
@@ -34,6 +33,7 @@ from dispatch.keeper import Ender, LeaseKeeper
 from dispatch.leases import RunLeaseService
 from dispatch.policy import timeout_of
 from dispatch.ports import EventKind, Offer, Ports, RunEvent
+from dispatch.redaction import secrets_known
 from dispatch.runlog import RunLog
 
 CLAIM_PATIENCE_SECONDS = 10.0

@@ -10,7 +10,6 @@ from uuid import UUID
 
 from db.envelopes import EnvelopeError, open_envelope
 from db.keyring import Keyring, KeyringError
-from db.redaction import redact, secrets_of
 from dispatch import finalization
 from dispatch.claims import ClaimedRun
 from dispatch.context import (
@@ -25,6 +24,7 @@ from dispatch.context import (
 from dispatch.finalization import MAX_MESSAGE, Ending
 from dispatch.handlers import Handler
 from dispatch.held import HeldRun
+from dispatch.redaction import redact, secrets_of
 from dispatch.runlog import RunLog, RunLogger
 
 Spawn = Callable[[ClaimedRun, Sequence[ChildJob]], Any]
@@ -101,7 +101,7 @@ def perform(run: HeldRun, handler: Handler) -> Ending | None:
     """Call the handler and judge how it ended; None where the run was fenced: nothing is written.
 
     What tells the process to end passes through. The secrets of the run should be known to
-    db.redaction meanwhile.
+    dispatch.redaction meanwhile.
     """
     pid = os.getpid()
     try:

@@ -14,7 +14,6 @@ import psycopg
 from db import statements
 from db.failures import first_line, is_connection_lost
 from db.link import Link
-from db.redaction import redact
 from dispatch import offers
 from dispatch.chains import enqueue_next_of_chain
 from dispatch.claims import ClaimedRun, ClaimRequest
@@ -25,6 +24,7 @@ from dispatch.lifecycle import JobRunStatus
 from dispatch.parameters import to_json
 from dispatch.policy import RetryPolicy
 from dispatch.ports import EventKind, Offer, Ports, RunEvent
+from dispatch.redaction import redact
 from dispatch.runlog import RunLog
 
 MAX_RESULT_BYTES = 1024 * 1024

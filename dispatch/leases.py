@@ -10,8 +10,8 @@ from uuid import UUID
 
 from db import statements
 from db.link import Link
-from db.redaction import redact
 from dispatch.context import Progress
+from dispatch.redaction import redact
 from dispatch.runlog import LogDelta
 
 _SQL = statements.load("leases")

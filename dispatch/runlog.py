@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID
 
-from db.redaction import RedactingFilter
+from dispatch.redaction import RedactingFilter
 
 HEAD_BYTES = 192 * 1024
 """The first three quarters of 256 KiB."""

@@ -13,8 +13,8 @@ from typing import Any
 from celery import Celery
 
 from db import settings
-from db.redaction import RedactingFilter
 from db.settings import SettingsError
+from dispatch.redaction import RedactingFilter
 from tasks import broker, canvas, wakeup
 
 DEFAULT_QUEUE = "runs"

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from db.redaction import redact
 from dispatch.ports import EventKind, RunEvent
+from dispatch.redaction import redact
 from tasks.app import app
 
 MAX_WAITING = 2000

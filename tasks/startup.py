@@ -14,10 +14,10 @@ from db.embedded import EmbeddedError
 from db.failures import first_line
 from db.keyring import Keyring, KeyringError
 from db.migrations import MigrationMissing
-from db.redaction import redact
 from db.urls import SettingsError
 from dispatch import reencryption
 from dispatch.errors import ClaimcheckError
+from dispatch.redaction import redact
 from tasks import handlers
 
 PATIENCE_SECONDS = 3.0

@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session
 from db.envelopes import EnvelopeError, open_envelope, seal
 from db.keyring import Keyring
 from db.models import Datasource, Job
-from db.redaction import secrets_of
 from dispatch import audit, catalog
 from dispatch.catalog import jobs
 from dispatch.catalog.changes import SECRET, Change, Difference, audited, differences
@@ -22,6 +21,7 @@ from dispatch.definitions import DatasourceDefinition, parse_datasource
 from dispatch.definitions.documents import DefinitionError, Report
 from dispatch.definitions.jobdefinition import Connectors
 from dispatch.errors import InUse, NameTaken
+from dispatch.redaction import secrets_of
 
 
 def open_config(keyring: Keyring, stored: Datasource) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from sqlalchemy.orm import Session
 from db.envelopes import EnvelopeError
 from db.keyring import Keyring
 from db.models import Datasource, Job
-from db.redaction import secrets_of
 from dispatch import catalog
 from dispatch.catalog import datasources, jobs, jobschedules
 from dispatch.definitions.jobdefinition import Connectors, defaults
 from dispatch.durations import format_duration
 from dispatch.misfires import Misfire
+from dispatch.redaction import secrets_of
 
 
 def export(session: Session, keyring: Keyring, connectors: Connectors) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
-from db.redaction import secrets_of
 from dispatch.definitions.documents import (
     LARGEST_FILE,
     DefinitionError,
@@ -32,6 +31,7 @@ from dispatch.definitions.jobdefinition import (
     parse_job,
     resolve_replication,
 )
+from dispatch.redaction import secrets_of
 
 _SOUNDS_SECRET = re.compile(
     r"(?i)passw|pwd|secret|token|credential|api_?key|private_?key|_url$|_dsn$"

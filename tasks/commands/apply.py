@@ -7,13 +7,13 @@ import sys
 
 import click
 
-from db.redaction import secrets_known, secrets_of
 from dispatch import catalog, definitions
 from dispatch.catalog import plans
 from dispatch.catalog.export import as_yaml
 from dispatch.catalog.export import export as exported
 from dispatch.definitions import Definitions
 from dispatch.definitions.documents import DefinitionError
+from dispatch.redaction import secrets_known, secrets_of
 from tasks import handlers
 from tasks.commands import console, control, values
 from tasks.commands.console import Output

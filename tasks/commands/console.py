@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from db.redaction import RedactingFilter, redact
+from dispatch.redaction import RedactingFilter, redact
 from tasks.commands import tables
 from tasks.commands.tables import plain
 

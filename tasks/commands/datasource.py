@@ -12,12 +12,12 @@ import click
 
 from db.envelopes import EnvelopeError
 from db.models import Datasource, Job
-from db.redaction import redact, secrets_known, secrets_of
 from dispatch import catalog
 from dispatch.catalog import datasources
 from dispatch.catalog.changes import Change
 from dispatch.context import HandlerFailure
 from dispatch.definitions.documents import DefinitionError
+from dispatch.redaction import redact, secrets_known, secrets_of
 from tasks.commands import console, control, values
 from tasks.commands.console import Output
 from tasks.connectors import CONNECTORS

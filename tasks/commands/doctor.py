@@ -14,9 +14,9 @@ from rich.text import Text
 from db import migrations, session, settings, statements
 from db.failures import first_line
 from db.keyring import Keyring
-from db.redaction import redact
 from dispatch import reencryption, watch
 from dispatch.definitions.jobdefinition import REPLICATE
+from dispatch.redaction import redact
 from tasks import handlers
 from tasks.commands import console, control
 from tasks.commands.console import Output

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.replicate.redaction import redact
+from dispatch.redaction import redact, secrets_of
 
 # Errors whose quotes hold names (of columns, tables, keys, users) or the user's own SQL.
 _NAMES = frozenset(
@@ -53,7 +53,7 @@ def describe(error: BaseException, config: Mapping[str, Any]) -> str:
     """One line on an error of the driver."""
     code = number(error)
     text = str(error.args[1]) if len(error.args) > 1 else str(error)
-    return redact(f"{clean(code, text)} (error {code})", config)
+    return redact(f"{clean(code, text)} (error {code})", secrets_of(config))
 
 
 def clean(code: int, text: str) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 import psycopg
 from psycopg import conninfo, sql
 
+from dispatch.redaction import redact, secrets_of
 from tasks.replicate.connector import SinkError, SourceError
 from tasks.replicate.connectors import urls
-from tasks.replicate.redaction import redact
 
 CONNECT_SECONDS = 10
 CANCEL_SECONDS = 0.3
@@ -143,14 +143,14 @@ def describe_error(error: psycopg.Error, config: Mapping[str, Any]) -> str:
     message = diagnostic.message_primary
     if message is None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return redact("; ".join(lines) or type(error).__name__, config)
+        return redact("; ".join(lines) or type(error).__name__, secrets_of(config))
     state = diagnostic.sqlstate or ""
     if state.startswith("22"):
         message = _VALUE.sub("(a value)", message)
     found = _COLUMN.search(diagnostic.context or "")
     name = found[1] if found else diagnostic.column_name
     where = f"column {name}: " if name else ""
-    return redact(f"{where}{message} (SQLSTATE {state})", config)
+    return redact(f"{where}{message} (SQLSTATE {state})", secrets_of(config))
 
 
 # Errors that another attempt would only repeat: data, constraints, dependents, names, rights,

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
+from dispatch.redaction import redact, secrets_of
 from tasks.replicate.connector import CommitUnknown, SinkError, SourceError
-from tasks.replicate.redaction import redact
 
 LOCK_SECONDS = 60.0
 """How long a lock of another connection is waited for (SQLite knows one writer at a time)."""
@@ -223,7 +223,7 @@ class Session:
             if code == _BUSY:
                 message = f"another connection held its lock for {self._patience:g} s ({name})"
         raise self._error(
-            f"{self._side}: {redact(message, self._config)}", permanent=permanent
+            f"{self._side}: {redact(message, secrets_of(self._config))}", permanent=permanent
         ) from None
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from db.redaction import RedactingFilter, redact, secrets_known, secrets_of
+from dispatch.redaction import RedactingFilter, redact, secrets_known, secrets_of
 
 NASTY = "p@ss/w:rd %'\"\\ü 1"
 
@@ -278,7 +278,7 @@ def test_a_cut_through_a_secret_shows_no_part_of_it__R_X2(
     for cut in range(len(text) + 1):
         redacted = redact(before + text, known, limit=len(before) + cut - 4096)
         assert not any(part in redacted for part in shown), (cut, redacted)
-    monkeypatch.setattr("db.redaction._MARGIN", 0)
+    monkeypatch.setattr("dispatch.redaction._MARGIN", 0)
     for cut in range(len(text) + 1):
         redacted = redact(text, known, limit=cut)
         assert len(redacted) <= cut
@@ -298,7 +298,7 @@ def test_a_cut_shows_nothing_that_the_whole_hides__R_X2(
 ) -> None:
     text = "".join(parts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("db.redaction._MARGIN", margin)
+        patch.setattr("dispatch.redaction._MARGIN", margin)
         redacted = redact(text, ["known §"], limit=limit)
     assert len(redacted) <= limit
     assert set("§¶¤") & set(redacted) <= set("§¶¤") & set(redact(text, ["known §"]))
