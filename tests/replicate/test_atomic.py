@@ -130,7 +130,16 @@ def test_a_failed_verification_changes_nothing(source: Database, sink: Database,
         (
             "alter table t add n int generated always as identity;"
             "grant usage on sequence t_n_seq to public",
-            "grants on an identity sequence",
+            "grants or a comment on an identity sequence",
+        ),
+        (
+            "alter table t add n int generated always as identity;"
+            "comment on sequence t_n_seq is 'counts'",
+            "grants or a comment on an identity sequence",
+        ),
+        (
+            "create index i on t (lower(name)); alter index i alter 1 set statistics 500",
+            "statistics targets or options of columns",
         ),
     ],
 )

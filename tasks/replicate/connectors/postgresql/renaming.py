@@ -62,14 +62,17 @@ select what from (
   union all
   select 12, 'statistics targets or options of columns' where exists (
     select from pg_catalog.pg_attribute
-    where attrelid = %(oid)s::oid and attnum > 0 and not attisdropped
+    where (attrelid = %(oid)s::oid or attrelid in (
+        select indexrelid from pg_catalog.pg_index where indrelid = %(oid)s::oid))
+      and attnum > 0 and not attisdropped
       and (attstattarget >= 0 or array_to_string(attoptions, ',') like '%%n_distinct%%'))
   union all
-  select 13, 'grants on an identity sequence' where exists (
+  select 13, 'grants or a comment on an identity sequence' where exists (
     select from pg_catalog.pg_depend d join pg_catalog.pg_class s on s.oid = d.objid
     where d.refobjid = %(oid)s::oid and d.classid = 'pg_catalog.pg_class'::regclass
       and d.refclassid = 'pg_catalog.pg_class'::regclass and d.deptype = 'i'
-      and s.relkind = 'S' and s.relacl is not null)
+      and s.relkind = 'S'
+      and (s.relacl is not null or pg_catalog.obj_description(s.oid, 'pg_class') is not null))
   union all
   select 14, 'a tablespace of its own' where exists (
     select from pg_catalog.pg_class where oid = %(oid)s::oid and reltablespace <> 0)
