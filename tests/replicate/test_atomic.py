@@ -177,7 +177,8 @@ select c.relpersistence::text, c.reloptions, c.relreplident::text, obj_descripti
        (select reloptions from pg_class where oid = c.reltoastrelid),
        array(select stxnamespace::regnamespace || '.' || stxname || coalesce(stxstattarget, -1)
              from pg_statistic_ext where stxrelid = c.oid order by 1),
-       array(select indexrelid::regclass || indisreplident::text || indisclustered
+       array(select concat(indexrelid::regclass, indisreplident, indisclustered,
+                           pg_get_indexdef(indexrelid), obj_description(indexrelid))
              from pg_index where indrelid = c.oid order by 1),
        array(select concat(attname, attidentity, pg_get_serial_sequence('t', attname))
              from pg_attribute where attrelid = c.oid and attnum > 0 and not attisdropped),
@@ -203,6 +204,8 @@ def test_a_rename_keeps_what_the_table_has(
         "create statistics other.s2 on id, part from t; create statistics s1 on id, name from t;"
         "alter statistics s1 set statistics 50; cluster t using t_pkey;"
         "comment on table t is 'what it''s for';"
+        "create index by_part on t (part); comment on index by_part is 'parts';"
+        'create index "Low" on t (lower(name)) where part > 3;'
         f"alter table t replica identity {identity};"
     )
     sink.execute("select setval('\"Numbers of t\"', 5000)")

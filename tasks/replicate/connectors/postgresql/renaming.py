@@ -49,9 +49,9 @@ select what from (
     select from pg_catalog.pg_inherits where %(oid)s::oid in (inhrelid, inhparent))
   union all
   select 9, 'a serial sequence' where exists (
-    select from pg_catalog.pg_depend
-    where refobjid = %(oid)s::oid and classid = 'pg_catalog.pg_class'::regclass
-      and refclassid = 'pg_catalog.pg_class'::regclass and deptype = 'a')
+    select from pg_catalog.pg_depend d join pg_catalog.pg_class s on s.oid = d.objid
+    where d.refobjid = %(oid)s::oid and d.classid = 'pg_catalog.pg_class'::regclass
+      and d.refclassid = 'pg_catalog.pg_class'::regclass and d.deptype = 'a' and s.relkind = 'S')
   union all
   select 10, 'an owner other than this role' where exists (
     select from pg_catalog.pg_class
