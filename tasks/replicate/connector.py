@@ -253,7 +253,7 @@ class Sink(End):
         ``(scope, step)``. Step 0 records ``load.fence`` in its row if no higher number stands
         there. A later step share-locks the row of step 0, goes on only if no higher number stands
         there, and records the fence in a row of its own. Raises Fenced otherwise. A sink that is
-        not transactional keeps its record as well as it can.
+        not transactional keeps its record as well as it can. Where it raises, ``rollback`` follows.
 
         Two jobs may have one target: see ``tasks.replicate.connectors.turns``.
         """
@@ -347,7 +347,7 @@ class Connector(ABC):
     @abstractmethod
     def source(self, config: Mapping[str, Any], *, name: str = "") -> Source:
         """Open a source; connects within ten seconds. ``name`` is shown in the engine's session
-        list where it has one (``claimcheck/SCOPE/FENCE``)."""
+        list where it has one (``cc/SCOPE/FENCE``)."""
 
     @abstractmethod
     def sink(self, config: Mapping[str, Any], *, name: str = "") -> Sink:

@@ -27,7 +27,7 @@ from tasks.replicate.connector import (
 from tasks.replicate.ends import opened, reading
 from tasks.replicate.guards import guarded
 from tasks.replicate.meter import Meter
-from tasks.replicate.names import join_name, split_name
+from tasks.replicate.names import join_name, session_name, split_name
 from tasks.replicate.spec import ReplicationSpec, SpecError
 
 EMPTIED = "the sink was emptied before the run ended: it is empty or holds a part of the rows"
@@ -59,11 +59,6 @@ def _connectors(context: RunContext) -> tuple[Connector, Connector]:
     assert context.source is not None, "a replication job has a source"
     assert context.sink is not None, "a replication job has a sink"
     return registry.get(context.source.connector), registry.get(context.sink.connector)
-
-
-def session_name(job_id: str, fence: int) -> str:
-    """What a run's sessions are called at either end, so that a newer attempt can find them."""
-    return f"cc/{job_id.replace('-', '')[:32]}/{fence}"
 
 
 class Replication:
@@ -285,8 +280,8 @@ class Replication:
     def _transaction(self, sink: Sink, load: Load) -> Iterator[None]:
         """A fenced transaction that changes the target; a commit of unknown outcome is settled."""
         self.context.check_cancelled()
-        sink.begin(load)
         try:
+            sink.begin(load)
             yield
             self.context.check_cancelled()
         except BaseException:

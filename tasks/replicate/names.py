@@ -1,9 +1,19 @@
-"""Names of tables as users write them: literal, split at unquoted dots, quoted as in SQL."""
+"""Names: those of tables as users write them, and what a run's sessions are called.
+
+Names of tables are literal, split at unquoted dots, and quoted as in SQL.
+"""
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable
+
+
+def session_name(scope: str, fence: int) -> str:
+    """What the sessions of a job's attempt are called at either end, so that a newer attempt can
+    find them; short enough for PostgreSQL's limit of 63 bytes.
+    """
+    return f"cc/{scope.replace('-', '')[:32]}/{fence}"
 
 
 def split_name(text: str) -> tuple[str, ...]:

@@ -60,8 +60,8 @@ class Work:
     def _write(self, sink: Sink, load: Load, flow: Iterator[Batch]) -> int:
         if self._task["staging"]:
             return sink.write(load, flow, staging=True)
-        sink.begin(load)
         try:
+            sink.begin(load)
             written = sink.write(load, flow, staging=False)
         except BaseException:
             sink.rollback()

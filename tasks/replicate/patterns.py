@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from dispatch.context import ChildJob, HandlerFailure, Outcome, RunContext
-from tasks.replicate import registry
 from tasks.replicate.connector import Connector
 from tasks.replicate.ends import opened
-from tasks.replicate.names import join_name, matching, split_name
+from tasks.replicate.names import join_name, matching, session_name, split_name
 from tasks.replicate.spec import ReplicationSpec
-
-
-def matching_tables(
-    connector: str, config: Mapping[str, Any], patterns: tuple[str, ...]
-) -> list[tuple[str, ...]]:
-    """The source's tables that the patterns name, sorted; raises SourceError."""
-    with registry.get(connector).source(config, name="cc/tables") as source:
-        return matching(source.tables(), patterns)
 
 
 def run(context: RunContext, spec: ReplicationSpec, connector: Connector) -> Outcome:
@@ -29,7 +17,7 @@ def run(context: RunContext, spec: ReplicationSpec, connector: Connector) -> Out
     assert context.source is not None
     assert spec.tables is not None
     config = context.source.config
-    name = f"cc/{str(context.job_id).replace('-', '')}/{context.fence}"
+    name = session_name(str(context.job_id), context.fence)
     with opened(context, lambda: connector.source(config, name=name)) as source:
         found = matching(source.tables(), spec.tables)
     if not found:

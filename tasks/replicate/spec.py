@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
+from dispatch.durations import parse_duration
 from tasks.replicate.names import matching, split_name
 
 Mode = Literal["complete", "complete-atomic", "incremental"]
@@ -20,8 +21,6 @@ GENERAL_KEYS = frozenset(
 )
 """Keys that every job may have and that are not replication's own; ``parse`` passes them by."""
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi)?b?(?:/s)?", re.IGNORECASE)
 _FACTOR = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -130,11 +129,8 @@ class ReplicationSpec(_Part):
     def _lag(cls, value: Any) -> Any:
         if isinstance(value, str):
             value = value.strip()
-            match = _DURATION.fullmatch(value)
-            if match:
-                return float(match[1]) * _SECONDS[match[2]]
             if not re.fullmatch(r"\d+(\.\d+)?", value):
-                raise ValueError(f"{value!r} is no duration; write 500ms, 60s, 5m, 1h or a number")
+                return parse_duration(value).total_seconds()
         if isinstance(value, bool) or (isinstance(value, int | float) and value < 0):
             raise ValueError("must be a duration or a number, not below zero")
         return value

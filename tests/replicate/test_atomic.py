@@ -12,7 +12,8 @@ from replication_kit import Database, Job
 
 from dispatch.context import HandlerFailure
 from tasks.replicate import modes
-from tasks.replicate.connector import SinkError
+from tasks.replicate.connector import Fenced, SinkError
+from tasks.replicate.connectors.postgresql.sink import PostgreSQLSink
 
 Make = Callable[..., Job]
 DDL = "create table t (id int primary key, version int not null, name text unique)"
@@ -170,6 +171,24 @@ def test_a_dependent_that_appears_meanwhile_ends_the_rename_for_good(
         modes.run(context)
     assert caught.value.permanent
     assert sink.execute("select distinct version from t") == [(1,)]
+
+
+@pytest.mark.usefixtures("filled")
+def test_an_attempt_that_is_fenced_takes_its_staging_along__R_F5(
+    sink: Database, job: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = job("complete-atomic")
+    task.run()
+
+    def write(self: PostgreSQLSink, *arguments: object, **more: object) -> int:
+        sink.execute("update claimcheck_fence set fence = 99 where step = 0 and fence > 0")
+        return original(self, *arguments, **more)  # type: ignore[arg-type]
+
+    original = PostgreSQLSink.write
+    monkeypatch.setattr(PostgreSQLSink, "write", write)
+    with pytest.raises(Fenced):
+        task.run()
+    assert sink.value("select count(*) from pg_class where relname ~ '^cc_stage'") == 0
 
 
 KEPT = """

@@ -368,6 +368,23 @@ def test_staging_of_older_attempts_is_swept(tmp_path):
     assert left == [".claimcheck_stage.other.1.x.t.csv"]
 
 
+def test_a_load_that_was_killed_leaves_no_file_for_ever(tmp_path):
+    (tmp_path / "t.csv").write_text("a\n")
+    config = {"path": str(tmp_path), "format": "csv"}
+    load = load_of(config, "t")
+    killed = Files().sink(config)
+    killed.begin(load)
+    killed.truncate(load)
+    killed.commit()
+    killed.write(replace(load, step=1), batches([("x",)]), staging=False)
+    assert [p.name for p in tmp_path.iterdir() if "_new." in p.name] != []
+    with Files().sink(config) as sink:
+        sink.begin(replace(load, fence=2))
+        sink.truncate(replace(load, fence=2))
+        sink.rollback()
+    assert [p.name for p in tmp_path.iterdir() if "_new." in p.name] == []
+
+
 def test_a_symbolic_link_stays_one(tmp_path):
     real = tmp_path / "real"
     real.mkdir()

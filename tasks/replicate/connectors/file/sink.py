@@ -30,7 +30,8 @@ from tasks.replicate.connectors.file.fence import Fence
 from tasks.replicate.connectors.file.formats import BadFile, BadValue, cell_of_text
 from tasks.replicate.connectors.file.places import NoTable, Place, identity
 
-_STAGED = re.compile(r"\.claimcheck_stage\.([0-9A-Za-z]+)\.(\d+)\.[0-9A-Za-z]+\.")
+# Staging, and what a commit will put in the target's place: by job, fence and run.
+_HIDDEN = re.compile(r"\.claimcheck_(?:stage|new)\.([0-9A-Za-z]+)\.(\d+)\.[0-9A-Za-z]+\.")
 PAGE = 5000
 
 
@@ -114,9 +115,13 @@ class FileSink(Sink):
         with self._errors():
             path = self._place.target(table)
             made = self._place.format.new_columns(columns)
-            beside = self._beside(path, "new")
-            self._place.format.create(beside, made)
-            beside.replace(path)
+            beside = path.with_name(f".claimcheck_create.{os.getpid()}.{id(self):x}.{path.name}")
+            try:
+                self._place.format.create(beside, made)
+                beside.replace(path)
+            except BaseException:
+                beside.unlink(missing_ok=True)
+                raise
             self._created[path] = self._relation(path, Relation(made))
 
     # The fence
@@ -149,7 +154,8 @@ class FileSink(Sink):
             self._fence.leave()
 
     def rollback(self) -> None:
-        if self._new is not None and not _STAGED.match(self._new.name):
+        # Staging is unstage's to remove.
+        if self._new is not None and not self._new.name.startswith(".claimcheck_stage."):
             with contextlib.suppress(OSError):
                 self._new.unlink()
         self._new = self._load = None
@@ -165,36 +171,36 @@ class FileSink(Sink):
     def truncate(self, load: Load) -> None:
         assert load.relation is not None
         with self._errors():
-            self._new = self._beside(self._place.target(load.table), "new")
+            self._sweep(load)
+            self._new = self._hidden(load, "new")
             self._place.format.create(self._new, load.relation.columns)
 
     def stage(self, load: Load) -> None:
         with self._errors():
-            path = self._place.target(load.table)
-            for other in path.parent.iterdir():
-                found = _STAGED.match(other.name)
-                if found and found[1] == _plain(load.scope) and int(found[2]) < load.fence:
-                    other.unlink(missing_ok=True)
+            self._sweep(load)
+
+    def _sweep(self, load: Load) -> None:
+        """Remove what older attempts of this job left behind when they were killed."""
+        for other in self._place.target(load.table).parent.iterdir():
+            found = _HIDDEN.match(other.name)
+            if found and found[1] == _plain(load.scope) and int(found[2]) < load.fence:
+                other.unlink(missing_ok=True)
 
     def unstage(self, load: Load) -> None:
         with contextlib.suppress(OSError, NoTable):
-            self._staged(load).unlink(missing_ok=True)
+            self._hidden(load, "stage").unlink(missing_ok=True)
 
-    def _staged(self, load: Load) -> Path:
+    def _hidden(self, load: Load, what: str) -> Path:
         """A hidden file beside the target, named by job, fence and run, so that it can be swept."""
         path = self._place.target(load.table)
         name = f"{_plain(load.scope)}.{load.fence}.{_plain(load.run_id)}"
-        return path.with_name(f".claimcheck_stage.{name}.{path.name}")
-
-    def _beside(self, path: Path, what: str) -> Path:
-        return path.with_name(f".claimcheck_{what}.{os.getpid()}.{id(self):x}.{path.name}")
+        return path.with_name(f".claimcheck_{what}.{name}.{path.name}")
 
     def write(self, load: Load, batches: Iterable[Batch], *, staging: bool) -> int:
         with self._errors():
-            if staging:
-                path = self._staged(load)
-            else:
-                path = self._new = self._beside(self._place.target(load.table), "new")
+            path = self._hidden(load, "stage" if staging else "new")
+            if not staging:
+                self._new = path
         assert load.relation is not None
         with self._errors():
             writer = self._place.format.writer(path, load.relation, load.columns)
@@ -216,7 +222,7 @@ class FileSink(Sink):
 
     def publish(self, load: Load) -> Counts:
         with self._errors():
-            self._new = self._staged(load)
+            self._new = self._hidden(load, "stage")
             return Counts(inserted=self._place.format.count([self._new], self._check))
 
     # Verification

@@ -13,6 +13,7 @@ from tasks.replicate.connector import Fenced, Load, SinkError
 from tasks.replicate.connectors import turns
 from tasks.replicate.connectors.mysql.catalog import FENCE
 from tasks.replicate.connectors.mysql.session import Session, identifier, literal
+from tasks.replicate.names import session_name
 
 _CREATE = """
 create table if not exists {fence} (
@@ -83,7 +84,7 @@ def announce(session: Session, schema: str, load: Load) -> None:
 
 def _lock(scope: str, fence: int, number: int) -> str:
     """A named lock of one session; at most 64 characters."""
-    return literal(f"cc/{scope.replace('-', '')[:32]}/{fence}/{number}")
+    return literal(f"{session_name(scope, fence)}/{number}")
 
 
 def _end(session: Session, scope: str, fence: int) -> None:

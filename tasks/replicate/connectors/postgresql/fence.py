@@ -12,6 +12,7 @@ from tasks.replicate.connector import Fenced, Load, SinkError
 from tasks.replicate.connectors import turns
 from tasks.replicate.connectors.postgresql import catalog
 from tasks.replicate.connectors.postgresql.session import identifier
+from tasks.replicate.names import session_name
 
 TABLE = "claimcheck_fence"
 
@@ -67,11 +68,6 @@ where datname = pg_catalog.current_database() and pid <> pg_catalog.pg_backend_p
 """
 
 
-def session_name(scope: str, fence: int) -> str:
-    """The name a run's sessions bear at the server; within its limit of 63 characters."""
-    return f"cc/{scope.replace('-', '')[:32]}/{fence}"
-
-
 def table(schema: str) -> sql.Identifier:
     """The fence table stands beside the target."""
     return identifier((schema, TABLE))
@@ -92,8 +88,8 @@ def create(connection: psycopg.Connection[Any], schema: str) -> None:
 
 def end_older(connection: psycopg.Connection[Any], load: Load) -> None:
     """End the sessions of older attempts in this database, as far as they are this role's."""
-    scope = load.scope.replace("-", "")[:32]
-    connection.execute(_END_OLDER, (f"^cc/{scope}/[0-9]+$", load.fence))
+    any_attempt = f"^{session_name(load.scope, load.fence).rpartition('/')[0]}/[0-9]+$"
+    connection.execute(_END_OLDER, (any_attempt, load.fence))
 
 
 def _bind(statement: sql.SQL, schema: str, load: Load) -> sql.Composed:

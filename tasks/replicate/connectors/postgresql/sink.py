@@ -52,7 +52,6 @@ class PostgreSQLSink(Sink):
         self._name = name
         with errors(SinkError, config):
             self._connection = session.connect(config, name=name)
-        self._staged = False
 
     def stop(self) -> None:
         session.interrupt(self._connection)
@@ -155,7 +154,6 @@ class PostgreSQLSink(Sink):
         with errors(SinkError, self._config):
             fence.end_older(self._connection, load)
             staging.make(self._connection, load)
-        self._staged = True
 
     def unstage(self, load: Load) -> None:
         with contextlib.suppress(psycopg.Error):
