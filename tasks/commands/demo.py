@@ -53,14 +53,47 @@ class Databases:
     sink: str
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A run's end, and what its source and its sink hold after it."""
+
+    run: dict[str, Any]
+    source: Content
+    sink: Content
+
+    @property
+    def same(self) -> bool:
+        return self.source == self.sink and self.source.rows == self.run["rows_processed"]
+
+    @property
+    def rate(self) -> float:
+        """Rows a second between the claim and the end, by the database's clock."""
+        ended, began = (
+            datetime.fromisoformat(self.run[key]) for key in ("finished_at", "started_at")
+        )
+        seconds = (ended - began).total_seconds()
+        return float(self.run["rows_processed"]) / max(seconds, 0.001)
+
+    def document(self) -> dict[str, Any]:
+        """What ``--json`` prints of it."""
+        kept = {key: self.run[key] for key in ("id", "job", "status", "rows_processed")}
+        return {
+            **kept,
+            "rows_per_second": round(self.rate),
+            "source": self.source.digest,
+            "sink": self.sink.digest,
+            "same": self.same,
+        }
+
+
 @click.command()
 @click.option(
     "--keep-running", is_flag=True, help="Leave worker and beat running until Ctrl-C at the end."
 )
-@click.pass_context
-def demo(ctx: click.Context, keep_running: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+def demo(keep_running: bool, as_json: bool) -> None:
     """Replicate 336,776 real flights from one database to another, and show it."""
-    console = Console()
+    console = Console(stderr=as_json)
     begun = time.monotonic()
     with servers(console) as home:
         databases = make_databases()
@@ -80,11 +113,20 @@ def demo(ctx: click.Context, keep_running: bool) -> None:
             ("beat", "--loglevel=INFO"),
         ):
             runs = [trigger_and_watch(console, job) for job in JOBS]
-            same = compare(console, databases, runs)
+            compared = compare(console, databases, runs)
             if keep_running:
                 wait_for_interrupt(console)
-        console.print(f"\nDone in {time.monotonic() - begun:.0f} s.", style="bold")
+        seconds = time.monotonic() - begun
+        console.print(f"\nDone in {seconds:.0f} s.", style="bold")
         look_around(console, runs)
+    same = all(one.same for one in compared)
+    if as_json:
+        document = {
+            "seconds": round(seconds, 3),
+            "same": same,
+            "runs": [one.document() for one in compared],
+        }
+        click.echo(json.dumps(document, indent=2))
     if not same:
         raise DemoFailed("source and sink do not hold the same content")
 
@@ -96,7 +138,12 @@ def step(console: Console, title: str) -> None:
 def command(console: Console, *words: str, env: dict[str, str] | None = None) -> None:
     """Run `celery -A tasks WORDS` for all to see; raises DemoFailed where it fails."""
     console.print(f"  [dim]$[/] celery -A tasks {' '.join(words)}", highlight=False)
-    ended = subprocess.run([*CELERY, *words], env={**(env or os.environ), **QUIET}, check=False)
+    ended = subprocess.run(
+        [*CELERY, *words],
+        env={**(env or os.environ), **QUIET},
+        stdout=sys.stderr if console.stderr else None,
+        check=False,
+    )
     if ended.returncode != 0:
         raise DemoFailed(f"`celery -A tasks {' '.join(words)}` ended with {ended.returncode}")
 
@@ -263,7 +310,7 @@ def trigger_and_watch(console: Console, job: str) -> dict[str, Any]:
     return document
 
 
-def compare(console: Console, databases: Databases, runs: list[dict[str, Any]]) -> bool:
+def compare(console: Console, databases: Databases, runs: list[dict[str, Any]]) -> list[Compared]:
     """Compare the content of both sides, each summed up by its own database."""
     step(console, "Compare source and sink, each summed up by its own database")
     queries = {
@@ -274,34 +321,26 @@ def compare(console: Console, databases: Databases, runs: list[dict[str, Any]]) 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 2))
     for heading in ("job", "state", "rows", "rows/s", "source", "sink", "content"):
         table.add_column(heading, justify="right" if heading in ("rows", "rows/s") else "left")
-    all_same = True
+    compared = []
     for run in runs:
         name = JOBS[run["job"]]
-        source = read_content(databases.source, queries[name])
-        sink = read_content(databases.sink, f"select * from public.{name}")  # noqa: S608
-        same = source == sink and source.rows == run["rows_processed"]
-        all_same = all_same and same
+        one = Compared(
+            run,
+            source=read_content(databases.source, queries[name]),
+            sink=read_content(databases.sink, f"select * from public.{name}"),  # noqa: S608
+        )
+        compared.append(one)
         table.add_row(
             run["job"],
             run["status"],
             f"{run['rows_processed']:,}",
-            f"{rate(run):,.0f}",
-            short(source),
-            short(sink),
-            "[green]same[/]" if same else "[red]DIFFERENT[/]",
+            f"{one.rate:,.0f}",
+            one.source.digest[:8],
+            one.sink.digest[:8],
+            "[green]same[/]" if one.same else "[red]DIFFERENT[/]",
         )
     console.print(table)
-    return all_same
-
-
-def short(content: Content) -> str:
-    return content.digest[:8]
-
-
-def rate(run: dict[str, Any]) -> float:
-    """Rows a second between the claim and the end, by the database's clock."""
-    took = datetime.fromisoformat(run["finished_at"]) - datetime.fromisoformat(run["started_at"])
-    return float(run["rows_processed"]) / max(took.total_seconds(), 0.001)
+    return compared
 
 
 def wait_for_interrupt(console: Console) -> None:

@@ -253,7 +253,7 @@ class Replication:
             self._transfer(source, sink, request, load, parts, staging=False)
             self._verify(source, sink, request, load)
         else:
-            with self._transaction(sink, last):
+            with self._transaction(sink, last, undone=EMPTIED):
                 self._transfer(source, sink, request, last, parts, staging=False)
                 self._verify(source, sink, request, last)
         self.context.sink_indeterminate(None)
@@ -277,8 +277,11 @@ class Replication:
         return counts
 
     @contextlib.contextmanager
-    def _transaction(self, sink: Sink, load: Load) -> Iterator[None]:
-        """A fenced transaction that changes the target; a commit of unknown outcome is settled."""
+    def _transaction(self, sink: Sink, load: Load, *, undone: str | None = None) -> Iterator[None]:
+        """A fenced transaction that changes the target; a commit of unknown outcome is settled.
+
+        ``undone`` is what is to be said of the sink where the transaction comes to nothing.
+        """
         self.context.check_cancelled()
         try:
             sink.begin(load)
@@ -286,6 +289,7 @@ class Replication:
             self.context.check_cancelled()
         except BaseException:
             sink.rollback()
+            self.context.sink_indeterminate(undone)
             raise
         try:
             sink.commit()
@@ -293,11 +297,15 @@ class Replication:
             if self.context.stop_reason is not None:
                 self.context.sink_indeterminate(COMMITTING)
                 raise RunStopped(self.context.stop_reason) from None
-            self._settle(sink, load)
+            self._settle(sink, load, undone)
+        except SinkError:
+            self.context.sink_indeterminate(undone)
+            raise
 
-    def _settle(self, sink: Sink, load: Load) -> None:
+    def _settle(self, sink: Sink, load: Load, undone: str | None) -> None:
         self.context.log.warning("the sink's connection broke at commit; reading what became of it")
         if not sink.settle(load):
+            self.context.sink_indeterminate(undone)
             raise SinkError("the sink broke while it committed, and nothing of it remained")
 
     def _parts(self, source: Source, request: ReadRequest) -> list[Part]:

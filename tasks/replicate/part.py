@@ -32,10 +32,12 @@ class Work:
         self._ends: list[End] = []
         self._rows = self._bytes = 0
         self._reported = time.monotonic()
+        self._stopped = False
         self.throttle = Throttle(task["bandwidth"], lambda: None)
 
     def stop(self) -> None:
-        """From another thread: break what the ends do."""
+        """From another thread: break what the ends do, and commit no more."""
+        self._stopped = True
         for end in list(self._ends):
             with contextlib.suppress(Exception):
                 end.stop()
@@ -63,6 +65,8 @@ class Work:
         try:
             sink.begin(load)
             written = sink.write(load, flow, staging=False)
+            if self._stopped:
+                raise SinkError("sink: stopped")
         except BaseException:
             sink.rollback()
             raise

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 from replication_kit import Database, Job
 
+from dispatch.context import RunStopped
+from tasks.replicate import modes
 from tasks.replicate.connector import SinkError, SourceError
+from tasks.replicate.connectors.postgresql.sink import PostgreSQLSink
 
 Make = Callable[..., Job]
 
@@ -319,3 +323,36 @@ def test_settings_of_a_database_do_not_alter_values(
     content = "select id, names, data, double, day, at, span, words::text from t"
     assert sink.execute(content) == source.execute(content)
     assert sink.value("select names[2] is null from t")
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [("begin", None), ("truncate", None), ("write", modes.EMPTIED), ("commit", None)],
+)
+def test_a_stop_says_what_the_sink_may_hold__R_F4(
+    source: Database,
+    sink: Database,
+    job: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    says: str | None,
+) -> None:
+    for database in (source, sink):
+        database.execute("create table t (id int primary key)")
+    source.execute("insert into t values (1)")
+    sink.execute("insert into t values (2)")
+    context = job("complete").context()
+    original = getattr(PostgreSQLSink, step)
+
+    def stopped(self: PostgreSQLSink, *arguments: Any, **more: Any) -> Any:
+        if step == "commit":
+            raise SinkError("refused")
+        done = original(self, *arguments, **more)
+        context.stop("cancelled")
+        return done
+
+    monkeypatch.setattr(PostgreSQLSink, step, stopped)
+    with pytest.raises((RunStopped, SinkError)):
+        modes.run(context)
+    assert context.warning == says
+    assert sink.execute("select id from t") == ([] if says else [(2,)])
