@@ -203,7 +203,11 @@ class JobRun(Base):
         ),
         Index("job_run_newest", text("created_at desc")),
         Index("job_run_newest_of_job", "job_name", text("created_at desc")),
-        Index("job_run_finished", "finished_at", postgresql_where=text("finished_at is not null")),
+        Index(
+            "job_run_ended",
+            "finished_at",
+            postgresql_where=text("finished_at is not null and status <> 'RETRY_SCHEDULED'"),
+        ),
         Index("job_run_schedule", "schedule_id", postgresql_where=text("schedule_id is not null")),
     )
 

@@ -3,7 +3,7 @@
 -- negative where it is overdue. Parts and scope are chosen by the caller (R-D6).
 --   schedule   the next fire of a schedule, or the end of its back-off
 --   lease      the next lease to expire, but for runs whose recovery is set aside (R-D9)
---   retention  the first finished run to outlive its retention
+--   retention  the first lineage to outlive its retention, by the attempt that ended it
 --   offer      one row for each queue, job and number of offers that has waiting runs of a job that
 --              may run, with how many of them may start now
 -- `waiting` steps through job_run_offer_due from one such triple to the next, so the cost grows with
@@ -92,7 +92,8 @@ select 'retention', null, null, null, 0, 0,
 from (
   select r.finished_at as at
   from job_run r
-  where r.finished_at is not null and %(retention)s::float8 > 0
+  where r.finished_at is not null and r.status <> 'RETRY_SCHEDULED'
+    and %(retention)s::float8 > 0
   order by r.finished_at
   limit 1
 ) due

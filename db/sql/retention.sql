@@ -1,19 +1,27 @@
 -- name: forget_runs
 -- Remove one batch of lineages that ended longer ago than their retention, with all that hangs on
--- them (R-S3). A lineage goes as a whole, so that each of its ids resolves as long as one is kept.
-with old as materialized (
-  select r.id, r.root_run_id
+-- them (R-S3). A lineage goes as a whole, so that each of its ids resolves as long as one is kept: it
+-- is known by its last attempt, the only one that is not RETRY_SCHEDULED, so that the attempts of a
+-- lineage that lives on stand in front of nothing. The lock keeps a manual retry from going on with
+-- it meanwhile. A batch counts attempts; the lineage in which it gets full still goes with it.
+with ended as materialized (
+  select r.id, r.root_run_id, r.finished_at
   from job_run r
   where r.finished_at < statement_timestamp() - make_interval(secs => %(seconds)s::float8)
+    and r.status <> 'RETRY_SCHEDULED'
   order by r.finished_at
   limit %(batch)s::integer
-), ended as materialized (
-  select old.id from old
-  where not exists (
-    select from job_run x where x.root_run_id = old.root_run_id and (x.finished_at is null
-      or x.finished_at >= statement_timestamp() - make_interval(secs => %(seconds)s::float8)))
+  for update skip locked
+), counted as materialized (
+  select ended.root_run_id,
+    sum(lineage.attempts) over (order by ended.finished_at, ended.id) - lineage.attempts as before
+  from ended cross join lateral (
+    select count(*) as attempts from job_run x where x.root_run_id = ended.root_run_id
+  ) lineage
 ), forgotten as (
-  delete from job_run where id = any(array(select ended.id from ended))
+  delete from job_run
+  where root_run_id = any(array(
+    select counted.root_run_id from counted where counted.before < %(batch)s::integer))
   returning id, chain
 ), lost as (
   -- A step that a broken chain lost has a record and no run: it goes with the run before it.

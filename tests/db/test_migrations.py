@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from psycopg import conninfo
 from sqlalchemy import Engine, text
 
+from alembic import command
 from db import migrations
 from db.models import Base
 
@@ -59,6 +61,20 @@ def test_upgrade_from_each_version_on_a_populated_database(engine: Engine, versi
             text("select id, status, job_name from job_run order by id")
         ).all()
     assert after == before
+    assert differences(engine) == []
+
+
+@pytest.mark.parametrize("version", versions()[:-1])
+def test_a_step_back_and_up_again_ends_at_the_models(engine: Engine, version: str) -> None:
+    migrations.upgrade(engine)
+    config = Config()
+    config.set_main_option("script_location", str(migrations.SCRIPTS))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, version)
+    assert migrations.status(engine).current == version
+    assert differences(engine) != []
+    assert migrations.upgrade(engine).is_current
     assert differences(engine) == []
 
 

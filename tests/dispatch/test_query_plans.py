@@ -328,6 +328,34 @@ def test_a_deep_look_reads_each_waiting_run_once_at_most__R_C3(table: Table) -> 
     }  # fmt: skip
 
 
+def test_retention_looks_at_what_it_removes_alone__R_S3(table: Table) -> None:
+    """Before all that ended stand the attempts of a lineage that lives on."""
+    with psycopg.connect(table.database, autocommit=True) as connection:
+        connection.execute("set session_replication_role = replica")
+        root = held_run(table)[0]
+        connection.execute(
+            """insert into job_run (job_id, job_name, previous_run_id, root_run_id, max_attempts,
+                 status, queue, priority, finished_at, error_code, lease_token, lease_until,
+                 heartbeat_at, executor, fence, started_at, job_snapshot, datasources_resolved_at)
+               select job_id, job_name, gen_random_uuid(), id, 3, 'RETRY_SCHEDULED', queue, 0,
+                 now() - interval '200 days' + n * interval '1 s', 'snoozed', gen_random_uuid(),
+                 now(), now(), executor, n, now(), '{}', now()
+               from job_run, generate_series(1, 20000) n where id = %s""",
+            (root,),
+        )
+        connection.execute(
+            """update job_run set finished_at = now() - interval '100 days' + i * interval '1 s'
+               from (select id, row_number() over () as i from job_run
+                     where status = 'SUCCEEDED' limit 150) old where job_run.id = old.id"""
+        )
+    table.prepare("forget_runs", statements.load("retention")["forget_runs"])
+    check(
+        table.explain("forget_runs", {"seconds": 90 * 86_400, "batch": 100}),
+        {"job_run": {"job_run_ended", "job_run_lineage"}},
+        6_000,
+    )
+
+
 def test_a_burst_onto_an_empty_table_costs_a_claim_no_more__R_C3(database: str, rows: Rows) -> None:
     """The cost of the first and of the last claims of a burst, by the rows and pages they touch."""
     rows("alter table job_run set (autovacuum_enabled = off)")

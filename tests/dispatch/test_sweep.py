@@ -13,11 +13,12 @@ from psycopg.types.json import Jsonb
 from run_support import Recorder, Rows, claim, ended, finish, new_job, request_cancel, run
 from test_deadlines import offered, set_up_schedule
 
-from db import session
+from db import session, statements
 from dispatch import chains, recovery, retention, sweep
 from dispatch import schedules as scheduling
 from dispatch.deadlines import EVERYTHING, Scope
 from dispatch.enqueue import submit
+from dispatch.retry import retry_run
 from dispatch.sweep import Pause, Sweep
 
 
@@ -508,29 +509,83 @@ def test_a_broken_chain_is_forgotten_with_the_run_before_it__R_S3(
     assert rows("select * from audit_event where action like 'run.%%'") == []
 
 
+def attempts(rows: Rows, recorder: Recorder, count: int, days: float) -> list[UUID]:
+    """A lineage whose last attempt still waits, and whose others ended ``days`` ago."""
+    found = [submit(recorder.ports, "orders").run_id]
+    for _ in range(count - 1):
+        claim(rows, found[-1])
+        with session.transaction() as connection:
+            connection.exec_driver_sql(
+                """update job_run set status = 'RETRY_SCHEDULED', error_code = 'snoozed',
+                     finished_at = clock_timestamp() - make_interval(days => %s) where id = %s""",
+                (days, found[-1]),
+            )
+            created = connection.exec_driver_sql(
+                """insert into job_run (job_id, previous_run_id, root_run_id, attempt)
+                   select job_id, id, root_run_id, attempt from job_run where id = %s
+                   returning id""",
+                (found[-1],),
+            )
+            found.append(created.scalar_one())
+    return found
+
+
 def test_a_lineage_is_forgotten_as_a_whole__R_S3(rows: Rows, recorder: Recorder) -> None:
     new_job(rows, "orders", "allow")
-    first = submit(recorder.ports, "orders").run_id
-    second = submit(recorder.ports, "orders").run_id
-    claim(rows, first)
-    with session.transaction() as connection:
-        connection.exec_driver_sql(
-            """update job_run set status = 'RETRY_SCHEDULED', error_code = 'timeout',
-                 finished_at = clock_timestamp() - interval '100 days' where id = %s""",
-            (first,),
-        )
-        connection.exec_driver_sql(
-            """insert into job_run (job_id, previous_run_id, root_run_id, attempt)
-               select job_id, id, id, 2 from job_run where id = %s""",
-            (first,),
-        )
-    old(rows, second)
+    *_, last = attempts(rows, recorder, 5, days=100)
+    other = submit(recorder.ports, "orders").run_id
+    old(rows, other)
     with session.connect() as connection:
-        assert retention.prune(connection) == retention.Forgotten(1, False)
-        assert rows("select count(*) as n from job_run")[0]["n"] == 2
-        [last] = rows("select id from job_run where attempt = 2")
-        old(rows, last["id"])
-        assert retention.prune(connection).runs == 2
+        # A batch that is all of the living lineage's rows hides nothing behind it.
+        assert retention.prune(connection, batch=1) == retention.Forgotten(1, False)
+        assert rows("select count(*) as n from job_run")[0]["n"] == 5
+        old(rows, last)
+        # Longer than a batch, and yet never in pieces.
+        with connection.transaction(force_rollback=True):
+            assert retention.prune(connection, batch=1, longest_seconds=None).runs == 5
+        asked = {"seconds": 90 * 86_400.0, "batch": 1}
+        statement = statements.load("retention")["forget_runs"]
+        found = statements.row(connection, statement, asked)
+    assert found is not None
+    assert found["removed"] == 5
+
+
+def test_a_batch_holds_no_more_than_its_first_lineages__R_S3(
+    rows: Rows, recorder: Recorder
+) -> None:
+    new_job(rows, "orders", "allow")
+    for days in (101, 100, 99):
+        old(rows, attempts(rows, recorder, 3, days=days)[-1], days=days)
+    statement = statements.load("retention")["forget_runs"]
+    with session.connect() as connection:
+        found = [
+            statements.row(connection, statement, {"seconds": 90 * 86_400.0, "batch": 4})
+            for _ in range(3)
+        ]
+    assert [row["removed"] for row in found if row is not None] == [6, 3, 0]
+
+
+def test_a_lineage_that_is_just_retried_is_not_forgotten__R_S3__R_R8(
+    rows: Rows, recorder: Recorder
+) -> None:
+    new_job(rows, "orders", "allow")
+    failed = submit(recorder.ports, "orders").run_id
+    old(rows, failed, "FAILED")
+    with session.connect() as connection:
+        with session.transaction() as retrying:
+            retry_run(retrying, failed, actor="someone")
+            assert retention.prune(connection).runs == 0
+        assert retention.prune(connection).runs == 0
+    assert rows("select count(*) as n from job_run")[0]["n"] == 2
+
+
+def test_a_living_lineage_is_no_deadline_of_retention__R_D3(
+    swept: Sweep, rows: Rows, recorder: Recorder, clock: Clock
+) -> None:
+    new_job(rows, "orders", "allow")
+    attempts(rows, recorder, 3, days=100)
+    do(swept)
+    assert swept.agenda.retention is None
 
 
 def test_slots_and_keys_are_forgotten_too__R_T5(rows: Rows, recorder: Recorder) -> None:
