@@ -114,14 +114,18 @@ def engine() -> Engine:
 
 @contextmanager
 def transaction(
-    *, lock_seconds: float | None = None, patience: float | None = None
+    *, lock_seconds: float | None = None, patience: float | None = None, reading: bool = False
 ) -> Iterator[Connection]:
     """A transaction on the engine, committed where the block ends well.
 
-    ``lock_seconds`` bounds each wait for a lock in it, ``patience`` each answer. Raises
+    ``lock_seconds`` bounds each wait for a lock in it, ``patience`` each answer. One for
+    ``reading`` may not write, and sees throughout what was committed at its start. Raises
     sqlalchemy.exc.DBAPIError.
     """
     with engine().connect() as connection, patient(connection, patience), connection.begin():
+        if reading:
+            # The first of its statements: PostgreSQL takes it from no later one.
+            connection.exec_driver_sql("set transaction isolation level repeatable read read only")
         timeouts: dict[str, float] = (
             {}
             if not is_pooled()

@@ -58,8 +58,7 @@ def editing(*, lock_seconds: float = LOCK_SECONDS) -> Iterator[Session]:
 @contextmanager
 def reading() -> Iterator[Session]:
     """A transaction that reads the catalog as it is committed at its start."""
-    with sessions.transaction() as connection, Session(bind=connection) as session:
-        connection.exec_driver_sql("set transaction isolation level repeatable read read only")
+    with sessions.transaction(reading=True) as connection, Session(bind=connection) as session:
         yield session
 
 

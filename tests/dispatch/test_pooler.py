@@ -17,8 +17,9 @@ from support.waiting import until
 from worker_support import Claimer, Gate, Worker, new_datasource, new_run, new_runs
 
 from db import session
-from dispatch import enqueue
+from dispatch import catalog, enqueue
 from dispatch.cancel import cancel
+from dispatch.catalog import jobs
 from dispatch.recovery import recover_expired
 
 
@@ -62,6 +63,21 @@ def test_a_transaction_has_its_deadlines(pooled: Any) -> None:
             "select current_setting('lock_timeout'), current_setting('statement_timeout')"
         ).one()
     assert tuple(found) == ("1500ms", "30s")
+
+
+def test_the_catalog_is_read_and_edited(rows: Rows, pooled: Any) -> None:
+    job = new_job(rows, "orders")
+    with catalog.reading() as reading:
+        assert [found.name for found in catalog.all_jobs(reading)] == ["orders"]
+        rows("insert into job (name, handler) values ('later', 'report')")
+        # What it reads is as it was at its start, and its deadlines hold too.
+        assert [found.id for found in catalog.all_jobs(reading)] == [job]
+        settings = "current_setting('transaction_read_only'), current_setting('lock_timeout')"
+        found = reading.connection().exec_driver_sql(f"select {settings}").one()
+        assert tuple(found) == ("on", "5s")
+    with catalog.editing() as editing:
+        jobs.set_switch(editing, "later", "paused", True, actor="someone")
+    assert rows("select name from job where paused") == [{"name": "later"}]
 
 
 def test_runs_go_from_trigger_to_end(rows: Rows, recorder: Recorder, pooled: Any) -> None:

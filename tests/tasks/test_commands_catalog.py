@@ -11,6 +11,9 @@ from uuid import uuid4
 import pytest
 from commands_support import Cli
 from commands_support import cli as cli
+from psycopg import conninfo
+
+from db import session
 
 SECRET = "hunter2-s3cret"
 FILE = """
@@ -69,6 +72,22 @@ def test_apply_tells_its_changes_once_and_then_none(cli: Cli, file: Path, url: s
     assert cli("apply", file, "--json", SHOP_URL=url).done().json["changes"] == []
     assert "nothing to change" in cli("apply", file, SHOP_URL=url).done().stdout
     assert SECRET not in done.stdout + done.stderr + dry.stdout
+
+
+def test_commands_read_the_catalog_behind_a_pooler(
+    cli: Cli, file: Path, url: str, database: str, configure: Callable[..., Any]
+) -> None:
+    cli("apply", file, SHOP_URL=url).done()
+    # Spelt differently, so that it is another endpoint: sessions are nobody's from here on.
+    configure(DATABASE_DIRECT_URL=conninfo.make_conninfo(database, connect_timeout=7))
+    assert session.is_pooled()
+    assert cli("apply", file, "--dry-run", "--json", SHOP_URL=url).done().json["changes"] == []
+    assert [row["name"] for row in cli("job", "list", "--json").done().json] == ["report", "orders"]
+    assert cli("job", "show", "orders", "--json").done().json["source"] == "shop"
+    assert cli("datasource", "show", "shop", "--json").done().json["jobs"] == ["orders"]
+    assert len(cli("schedule", "next", "--json").done().json) == 1
+    assert set(cli("export", "--json").done().json["jobs"]) == {"orders", "report"}
+    assert cli("audit", "list", "--json").done().json[0]["action"] == "schedule.add"
 
 
 def test_apply_names_every_mistake_with_file_and_line(cli: Cli, file: Path, rows: Any) -> None:
