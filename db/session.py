@@ -145,6 +145,17 @@ def transaction(
 
 
 @contextmanager
+def unhurried(connection: Connection, seconds: float) -> Iterator[None]:
+    """In this block of a transaction a statement may run for ``seconds``, by the server's clock."""
+    limit = "select set_config('statement_timeout', %(value)s, true)"
+    before = connection.exec_driver_sql("select current_setting('statement_timeout')").scalar_one()
+    connection.exec_driver_sql(limit, {"value": f"{seconds * 1000:.0f}ms"})
+    with patient(connection, seconds + PATIENCE_SECONDS - STATEMENT_SECONDS):
+        yield
+    connection.exec_driver_sql(limit, {"value": before})
+
+
+@contextmanager
 def autocommitting(patience: float) -> Iterator[psycopg.Connection[Any]]:
     """A pooled connection on which each statement is a transaction, so one round trip.
 

@@ -8,7 +8,7 @@ conflicts with and an insert's foreign key does not (R-C4).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TypeVar
@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from db import session as sessions
 from db.failures import sqlstate
-from db.models import NIL_DATASOURCE, ConcurrencyKey, Datasource, Job, JobRun, JobSchedule
+from db.models import NIL_DATASOURCE, ConcurrencyKey, Datasource, Job, JobSchedule
 from dispatch.definitions import Existing
 from dispatch.definitions.documents import did_you_mean
 from dispatch.errors import CatalogBusy, UnknownDatasource, UnknownJob, UnknownSchedule
@@ -155,13 +155,6 @@ def lock(session: Session, model: type[_Row], ids: Iterable[UUID]) -> None:
             .with_for_update(key_share=True)
             .execution_options(populate_existing=True)
         ).all()
-
-
-def lock_runs(session: Session, job_ids: Collection[UUID]) -> None:
-    """Lock every run of these jobs, before the jobs themselves are locked."""
-    session.execute(
-        select(JobRun.id).where(JobRun.job_id.in_(job_ids)).order_by(JobRun.id).with_for_update()
-    ).all()
 
 
 def now(session: Session) -> datetime:

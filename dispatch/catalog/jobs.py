@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from uuid import UUID, uuid4
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.models import ConcurrencyKey, Datasource, Job, JobRun
+from db import session as sessions
+from db.models import ConcurrencyKey, Datasource, Job
 from dispatch import audit, catalog
-from dispatch.catalog import jobschedules
+from dispatch.catalog import history, jobschedules
 from dispatch.catalog.changes import Change, Difference, audited, differences
 from dispatch.definitions import bind, check_limits
 from dispatch.definitions.documents import DefinitionError, Report
@@ -23,7 +24,9 @@ from dispatch.definitions.jobdefinition import (
     parse_job,
 )
 from dispatch.errors import InUse, NameTaken
-from dispatch.lifecycle import ACTIVE
+
+REMOVE_SECONDS = 600.0
+"""How long the last statement of a removal may look for runs, which no full index names by job."""
 
 Switch = Literal["enabled", "paused", "source_enabled", "sink_enabled"]
 
@@ -207,32 +210,36 @@ def remove(session: Session, name: str, *, actor: str) -> Change:
 
     Raises UnknownJob, and InUse where one of its runs is active.
     """
-    parent = catalog.job(session, name)
-    family = [found.id for found in catalog.with_children(session, parent)]
-    jobschedules.lock_all(session, family)
-    # Runs before jobs: removing a job touches each of its runs, and a claim locks them so.
-    catalog.lock_runs(session, family)
-    session.execute(
-        select(Job.id).where(Job.id.in_(family)).order_by(Job.id).with_for_update()
-    ).all()
-    active = session.execute(
-        select(JobRun.job_name, JobRun.status, JobRun.id)
-        .where(JobRun.job_id.in_(family), JobRun.status.in_([str(status) for status in ACTIVE]))
-        .order_by(JobRun.created_at)
-    ).all()
-    if active:
-        owner, status, run = active[0]
-        more = f" and {len(active) - 1} more" if len(active) > 1 else ""
-        raise InUse(
-            f"the job {name!r} has an active run: {run} of {owner} is {status}{more}. Wait for its "
-            f"end, or cancel it with: celery -A tasks run cancel {run}"
-        )
-    session.delete(parent)
-    session.flush()
+    family = catalog.with_children(session, catalog.job(session, name))
+    ids = [found.id for found in family]
+    jobschedules.lock_all(session, ids)
+    # Runs before jobs, as a claim locks them.
+    _refuse_active(name, history.active_runs(session, ids, lock=True))
+    for found in family:
+        history.let_go_of_job(session, found)
+    session.execute(select(Job.id).where(Job.id.in_(ids)).order_by(Job.id).with_for_update()).all()
+    # One that came before the lock; none comes any more.
+    _refuse_active(name, history.active_runs(session, ids))
+    with sessions.unhurried(session.connection(), REMOVE_SECONDS):
+        # Children first and each by itself: to look for runs that refer to it may take a while.
+        for found in reversed(family):
+            session.delete(found)
+            session.flush()
     catalog.drop_unused_keys(session)
     audit.record(session, actor=actor, action="job.remove", subject=name, outcome="removed")
     catalog.notify_deadlines(session, name)
     return Change("remove", "job", name)
+
+
+def _refuse_active(name: str, active: Sequence[Any]) -> None:
+    if not active:
+        return
+    first = min(active, key=lambda run: run.created_at)
+    more = f" and {len(active) - 1} more" if len(active) > 1 else ""
+    raise InUse(
+        f"the job {name!r} has an active run: {first.id} of {first.job_name} is {first.status}"
+        f"{more}. Wait for its end, or cancel it with: celery -A tasks run cancel {first.id}"
+    )
 
 
 def reset_watermark(session: Session, name: str, *, actor: str) -> Change | None:

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from db.models import Job, JobSchedule
 from dispatch import audit, catalog, schedules
+from dispatch.catalog import history
 from dispatch.catalog.changes import Change, Difference, audited, differences
 from dispatch.definitions.documents import DefinitionError, Report
 from dispatch.definitions.scheduledefinition import ScheduleDefinition, parse_schedule
@@ -211,6 +212,7 @@ def _store(
 
 def _remove(session: Session, job: Job, stored: JobSchedule, change: Change, actor: str) -> None:
     _settled(session, stored)
+    history.let_go_of_schedule(session, stored.id)
     session.delete(stored)
     session.flush()
     audit.record(

@@ -105,6 +105,18 @@ def test_patience_is_put_back(database: str) -> None:
         assert driver.patience == session.PATIENCE_SECONDS  # type: ignore[union-attr]
 
 
+def test_a_statement_may_be_given_more_time_than_others(database: str) -> None:
+    limit = "select current_setting('statement_timeout')"
+    with session.transaction() as connection:
+        driver = session.driver_connection(connection)
+        before = connection.exec_driver_sql(limit).scalar_one()
+        with session.unhurried(connection, 120):
+            assert connection.exec_driver_sql(limit).scalar_one() == "2min"
+            assert driver.patience == 125  # type: ignore[attr-defined]
+        assert connection.exec_driver_sql(limit).scalar_one() == before
+        assert driver.patience == session.PATIENCE_SECONDS  # type: ignore[attr-defined]
+
+
 def test_a_pooled_connection_that_the_server_closed_is_replaced_unseen(database: str) -> None:
     def backend() -> int:
         with session.transaction() as connection:

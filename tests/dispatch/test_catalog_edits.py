@@ -20,10 +20,13 @@ from catalog_support import (
     stored,
     summary,
 )
+from run_support import in_thread, waits_for_a_lock
+from support.waiting import until
 
+from db import session as sessions
 from db.envelopes import EnvelopeError
 from dispatch import catalog
-from dispatch.catalog import datasources, jobs, jobschedules
+from dispatch.catalog import datasources, history, jobs, jobschedules
 from dispatch.catalog.export import export
 from dispatch.definitions.documents import DefinitionError
 from dispatch.errors import (
@@ -190,6 +193,82 @@ def test_removing_a_job_ends_its_schedules_and_keeps_its_runs__R_S3(rows, heard)
     assert heard() == ["deadlines job:orders"]
     with pytest.raises(UnknownJob):
         edit(jobs.remove, "orders")
+
+
+def updates_a_statement(rows) -> Callable[[], list[int]]:
+    """How many runs each statement updates from here on, also one by a foreign key."""
+    rows("create table updates (runs bigint)")
+    rows(
+        """create function note_updates() returns trigger language plpgsql as $$
+           begin insert into updates select count(*) from changed; return null; end $$"""
+    )
+    rows(
+        """create trigger note_updates after update on job_run referencing new table as changed
+           for each statement execute function note_updates()"""
+    )
+    return lambda: [found["runs"] for found in rows("select runs from updates where runs > 0")]
+
+
+def finished_runs(rows, count: int) -> None:
+    """Finished runs of the job ``orders``, each also of its first schedule."""
+    rows("update job set overlap = 'allow'")
+    rows(
+        """insert into job_run (job_id, schedule_id)
+           select job.id, s.id from job join job_schedule s on s.job_id = job.id
+             and s.name = 'orders-1', generate_series(1, %s) where job.name = 'orders'""",
+        count,
+    )
+    rows("update job_run set status = 'CANCELLED', cancel_requested_at = clock_timestamp(), "
+         "finished_at = clock_timestamp()")  # fmt: skip
+
+
+def test_a_long_history_is_let_go_of_in_batches__R_S3(rows, monkeypatch) -> None:
+    monkeypatch.setattr(history, "BATCH", 10)
+    apply(FILE)
+    finished_runs(rows, 25)
+    # As a pattern job has them: its child's history goes likewise.
+    rows("insert into job (name, handler, parent_job_id) select 'orders/a', 'x', id from job "
+         "where name = 'orders'")  # fmt: skip
+    rows("insert into job_run (job_id) select id from job, generate_series(1, 12) "
+         "where name = 'orders/a'")  # fmt: skip
+    rows("update job_run set status = 'CANCELLED', cancel_requested_at = clock_timestamp(), "
+         "finished_at = clock_timestamp() where finished_at is null")  # fmt: skip
+    updates = updates_a_statement(rows)
+    edit(jobs.remove, "orders")
+    assert sorted(updates()) == [2, 5, 10, 10, 10]
+    assert rows("select job_name, count(*) as n from job_run where job_id is null "
+                "and schedule_id is null group by 1 order by 1") == [
+        {"job_name": "orders", "n": 25}, {"job_name": "orders/a", "n": 12},
+    ]  # fmt: skip
+
+
+def test_a_schedule_lets_go_of_its_runs_in_batches__R_S3(rows, monkeypatch) -> None:
+    monkeypatch.setattr(history, "BATCH", 10)
+    apply(FILE)
+    finished_runs(rows, 25)
+    run(rows, "orders")
+    rows("update job_run set schedule_id = (select id from job_schedule where name = 'orders-1') "
+         "where finished_at is null")  # fmt: skip
+    updates = updates_a_statement(rows)
+    edit(jobschedules.remove, "orders-1")
+    assert sorted(updates()) == [1, 5, 10, 10]
+    assert rows("select count(*) as n from job_run where schedule_id is null "
+                "and job_id is not null") == [{"n": 26}]  # fmt: skip
+
+
+def test_a_run_that_just_ends_is_waited_for__R_S3(rows) -> None:
+    apply(FILE)
+    ending = run(rows, "orders")
+    with sessions.transaction() as connection:
+        connection.exec_driver_sql(
+            """update job_run set status = 'CANCELLED', cancel_requested_at = clock_timestamp(),
+                 finished_at = clock_timestamp() where id = %s""",
+            (ending,),
+        )
+        removing = in_thread(lambda: edit(jobs.remove, "orders"))
+        until("the removal to wait for it", lambda: waits_for_a_lock(rows))
+    removing.result(10)
+    assert rows("select job_id from job_run") == [{"job_id": None}]
 
 
 # Schedules
