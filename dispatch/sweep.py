@@ -51,6 +51,11 @@ class Pause:
         self.length = self.first if moved else min(self.longest, max(self.first, self.length * 2))
         self.until = now + self.length
 
+    def rest(self, now: float, seconds: float) -> None:
+        """Leave the part alone for so long, as it has done what it could."""
+        self.length = 0.0
+        self.until = now + seconds
+
 
 @dataclass(slots=True)
 class _Part:
@@ -133,7 +138,8 @@ class Sweep:
         self._reconciler = ScheduleReconciler()
         self._schedules = _part("schedules")
         self._leases = _part("leases")
-        self._retention = _part("retention")
+        # Work that can wait: what fails there for long is tried as often as it is done.
+        self._retention = _Part("retention", Pause(OFFER_PAUSE_SECONDS, FORGET_SECONDS))
         self._queues: dict[str, _Part] = {}
         self._unrecovered = _Aside(clock)
         self._unoffered = _Aside(clock)
@@ -286,9 +292,10 @@ class Sweep:
         self._retention.attempt(prune, now)
         if overdue:
             self._look(connection, [EVERYTHING])
-        self._retention.pause.until = self._clock() + (
-            OFFER_PAUSE_SECONDS if more else FORGET_SECONDS
-        )
+        if self._retention.moved:
+            self._retention.pause.rest(
+                self._clock(), OFFER_PAUSE_SECONDS if more else FORGET_SECONDS
+            )
 
 
 def _covered(queue: str, scopes: Sequence[Scope]) -> bool:

@@ -492,6 +492,31 @@ def test_the_sweep_forgets_what_outlived_its_retention__R_S3(
     assert sweep.FORGET_SECONDS - 60 < (next_in(swept, clock) or 0) <= sweep.FORGET_SECONDS
 
 
+def test_forgetting_that_fails_is_tried_again_after_a_growing_pause__R_D9(
+    swept: Sweep, rows: Rows, recorder: Recorder, clock: Clock
+) -> None:
+    new_job(rows, "orders", "allow")
+    old(rows, submit(recorder.ports, "orders").run_id)
+    rows(
+        """create function refuse() returns trigger language plpgsql as $$
+           begin raise exception 'this row is broken'; end $$"""
+    )
+    rows("create trigger broken before delete on job_run for each row execute function refuse()")
+    do(swept)
+    for pause in (1, 2, 4, 8):
+        due = next_in(swept, clock)
+        assert due is not None
+        assert pause - 1 < due <= pause
+        clock.ahead += due
+        later(swept)
+    rows("drop trigger broken on job_run")
+    clock.ahead += 16
+    later(swept)
+    assert rows("select from job_run") == []
+    # The next failure is a first one again.
+    assert swept._retention.pause.length == 0
+
+
 def test_a_broken_chain_is_forgotten_with_the_run_before_it__R_S3(
     rows: Rows, recorder: Recorder
 ) -> None:
