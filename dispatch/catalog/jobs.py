@@ -68,7 +68,7 @@ def difference(session: Session, stored: Job | None, wanted: JobDefinition) -> C
     if not found:
         return None
     note = None
-    if stored.watermark is not None and _basis(stored.definition) != _basis(wanted.definition):
+    if stored.watermark is not None and _moved(stored, wanted):
         note = "its watermark is reset, so that the next run reads everything again"
     return Change("edit", "job", wanted.name, found, note)
 
@@ -80,12 +80,12 @@ def store(
     ids = {found.name: found.id for found in catalog.all_datasources(session)}
     before = None if stored is None else _gates(session, stored)
     key = _store_limit(session, wanted)
+    moved: list[str] = []
     if stored is None:
         stored = Job(id=uuid4(), name=wanted.name)
         session.add(stored)
-    elif _basis(stored.definition) != _basis(wanted.definition):
-        stored.watermark = None
-        stored.watermark_type = None
+    elif stored.watermark is not None:
+        moved = _moved(stored, wanted)
     stored.handler = wanted.handler
     stored.definition = wanted.definition
     stored.source_id = ids[wanted.source] if wanted.source else None
@@ -109,6 +109,8 @@ def store(
         outcome="added" if change.action == "add" else "changed",
         detail=audited(change.differences),
     )
+    if moved:
+        forget_watermark(session, stored, actor=actor, because=", ".join(moved))
     if before is not None and _opens(before, _gates(session, stored)):
         freed = catalog.jobs_under(session, key) if key else [stored]
         catalog.notify_work(session, [found.name for found in freed])
@@ -331,8 +333,10 @@ def _usual(job: JobDefinition) -> dict[str, Any]:
     return {**usual, "params": {}, "enabled": True, "paused": False}
 
 
-def _basis(definition: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: definition.get(key) for key in _WATERMARK_BASIS}
+def _moved(stored: Job, wanted: JobDefinition) -> list[str]:
+    """The keys whose change makes the watermark worthless."""
+    before, after = stored.definition, wanted.definition
+    return [key for key in _WATERMARK_BASIS if before.get(key) != after.get(key)]
 
 
 def _merged(kept: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -129,6 +129,7 @@ def set_enabled(session: Session, name: str, enabled: bool, *, actor: str) -> Ch
     moment = _settled(session, stored)
     stored.enabled = enabled
     _restart(stored, moment)
+    stored.updated_at = func.clock_timestamp()
     session.flush()
     verb = "enable" if enabled else "disable"
     audit.record(

@@ -175,24 +175,29 @@ def test_another_connector_is_checked_against_stored_jobs(rows) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "reset"),
+    ("old", "new", "because"),
     [
-        ("watermark: updated_at", "watermark: changed_at", True),
-        ("table: public.orders}\n    sink", "table: public.other}\n    sink", True),
-        ("timeout: 1h", "timeout: 2h", False),
+        ("watermark: updated_at", "watermark: changed_at", "watermark"),
+        ("table: public.orders}\n    sink", "table: public.other}\n    sink", "source"),
+        ("timeout: 1h", "timeout: 2h", None),
     ],
 )
-def test_a_watermark_of_something_else_is_reset(rows, old: str, new: str, reset: bool) -> None:
+def test_a_watermark_of_something_else_is_reset__R_X4(
+    rows, old: str, new: str, because: str | None
+) -> None:
     apply(FILE)
     rows("update job set watermark = '2026-01-01', watermark_type = 'date' where name = 'orders'")
     (change,) = apply(FILE.replace(old, new))
-    assert (change.note is not None) == reset
+    assert (change.note is not None) == (because is not None)
     found = rows("select watermark, watermark_type from job where name = 'orders'")
-    assert found == [
-        {"watermark": None, "watermark_type": None}
-        if reset
-        else {"watermark": "2026-01-01", "watermark_type": "date"}
-    ]
+    records = rows("select subject, detail from audit_event where action = 'job.reset-watermark'")
+    if because is None:
+        assert found == [{"watermark": "2026-01-01", "watermark_type": "date"}]
+        assert records == []
+    else:
+        assert found == [{"watermark": None, "watermark_type": None}]
+        detail = {"watermark": "2026-01-01", "because": because}
+        assert records == [{"subject": "orders", "detail": detail}]
 
 
 @pytest.mark.parametrize(

@@ -301,10 +301,11 @@ def test_another_policy_for_misses_moves_no_fire(rows) -> None:
 def test_a_disabled_schedule_has_no_next_fire_and_an_enabled_one_has__R_D2(rows, heard) -> None:
     apply(FILE)
     heard()
+    (before,) = rows("select updated_at from job_schedule where name = 'often'")
     edit(jobschedules.set_enabled, "often", False)
-    assert rows("select next_fire_at from job_schedule where name = 'often'") == [
-        {"next_fire_at": None}
-    ]
+    (found,) = rows("select next_fire_at, updated_at from job_schedule where name = 'often'")
+    assert found["next_fire_at"] is None
+    assert found["updated_at"] > before["updated_at"]
     assert edit(jobschedules.set_enabled, "often", False) is None
     edit(jobschedules.set_enabled, "orders/often", True)
     assert rows(
