@@ -32,8 +32,8 @@ from pg_stat_activity
 where starts_with(application_name, 'claimcheck-beat') and datname = current_database();
 
 -- name: health
--- What should not be: leases that nobody recovered, due schedules that nobody fired, schedules that
--- fail, and due runs of jobs that may run which nobody has taken for a while.
+-- What should not be: leases that nobody recovered, due schedules that nobody fired, and schedules
+-- that fail.
 select
   (select count(*) from job_run
    where status in ('RUNNING', 'CANCEL_REQUESTED')
@@ -45,9 +45,9 @@ select
   (select count(*) from job_run where status in ('RUNNING', 'CANCEL_REQUESTED')) as running;
 
 -- name: waiting
--- The queues with runs that have been due for a minute, of jobs that may run, and their handlers.
-select r.queue, count(*) as runs, min(r.available_at) as since,
-  array_agg(distinct j.handler) as handlers
+-- The runs that have been due for a minute, of jobs that may run, by their queue and the handler that
+-- a worker needs for them.
+select r.queue, j.handler, count(*) as runs, min(r.available_at) as since
 from job j
 join job_run r on r.job_id = j.id
 left join datasource s on s.id = j.source_id
@@ -55,7 +55,19 @@ left join datasource t on t.id = j.sink_id
 where r.status = 'PENDING' and r.available_at < clock_timestamp() - interval '60 seconds'
   and j.enabled and not j.paused and j.source_enabled and j.sink_enabled
   and coalesce(s.enabled, true) and coalesce(t.enabled, true)
-group by r.queue;
+group by r.queue, j.handler
+order by r.queue, j.handler;
+
+-- name: long_transactions
+-- The transactions of this database that keep dead rows, and have for long, the oldest first. Those of
+-- other roles are seen by a member of pg_read_all_stats only.
+select pid, usename as role, application_name as application, xact_start as since
+from pg_stat_activity
+where datname = current_database() and backend_type = 'client backend'
+  and (backend_xmin is not null or backend_xid is not null) and pid <> pg_backend_pid()
+  and xact_start < clock_timestamp() - make_interval(secs => %(seconds)s::float8)
+order by xact_start
+limit 10;
 
 -- name: handlers_of_jobs
 -- The handlers that enabled jobs need.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any, Literal
 
 import click
@@ -17,13 +18,15 @@ from db.keyring import Keyring
 from dispatch import reencryption, watch
 from dispatch.definitions.jobdefinition import REPLICATE
 from dispatch.redaction import redact
-from tasks import handlers
+from dispatch.waiting import moment
+from tasks import handlers, inspection
 from tasks.commands import console, control
 from tasks.commands.console import Output
 from tasks.commands.failures import explain
 
 OLDEST_SERVER = 140000
 CLOCK_SECONDS = 5.0
+LONG_TRANSACTION_SECONDS = 600.0
 INSPECT_SECONDS = 1.0
 
 Verdict = Literal["ok", "warning", "failed"]
@@ -74,6 +77,7 @@ def doctor(out: Output, ctx: click.Context, beat_here: bool) -> int:
         ("beat", _beat),
         ("workers", lambda found: _workers(found, ctx.obj.app)),
         ("runs", _runs),
+        ("transaction", _transactions),
     )
     if beat_here:
         checks = (("database", _database), ("beat", _beat_here))
@@ -91,7 +95,7 @@ def doctor(out: Output, ctx: click.Context, beat_here: bool) -> int:
             style = _STYLES[finding["status"]]
             line = Text.assemble(
                 (f"{finding['status']:<8}", style),
-                (f"{finding['name']:<10}", "bold"),
+                (f"{finding['name']:<12}", "bold"),
                 finding["message"],
             )
             out.results.print(line, soft_wrap=True)
@@ -258,15 +262,49 @@ def _workers(found: Examination, app: Any) -> None:
         return
     with session.transaction() as connection:
         waiting = statements.rows(connection, _SQL["waiting"])
-    for row in waiting:
-        if row["queue"] not in served:
+    takers = inspection.ask(app) if waiting else []
+    for queue, group in groupby(waiting, lambda row: str(row["queue"])):
+        rows = list(group)
+        if queue not in served:
             found.add(
                 "queue",
                 "failed",
-                f"{counted(row['runs'], 'run waits', 'runs wait')} in {row['queue']}, which no "
-                "worker takes from: "
-                f"celery -A tasks worker -Q {row['queue']}",
+                f"{_standing(rows)} in {queue}, which no worker takes from: "
+                f"celery -A tasks worker -Q {queue}",
             )
+            continue
+        serving = [taker for taker in takers if queue in taker.queues]
+        for row in rows:
+            if not any(t.handlers is None or row["handler"] in t.handlers for t in serving):
+                found.add(
+                    "handlers",
+                    "failed",
+                    f"{_standing([row])} in {queue} for the handler {row['handler']}, which no "
+                    "worker of that queue knows: name its module in CLAIMCHECK_HANDLERS of one",
+                )
+
+
+def _standing(rows: Sequence[Mapping[str, Any]]) -> str:
+    """``3 runs wait since 2026-11-01 08:00:00 +0100``"""
+    count = counted(sum(row["runs"] for row in rows), "run waits", "runs wait")
+    return f"{count} since {moment(min(row['since'] for row in rows))}"
+
+
+def _transactions(found: Examination) -> None:
+    if not found.database:
+        return
+    asked = {"seconds": LONG_TRANSACTION_SECONDS}
+    with session.transaction() as connection:
+        rows = statements.rows(connection, _SQL["long_transactions"], asked)
+    for row in rows:
+        found.add(
+            "transaction",
+            "warning",
+            f"one of the role {row['role']} is open since {moment(row['since'])} (process "
+            f"{row['pid']}, {row['application'] or 'unnamed'}): while it is, dead rows of job_run "
+            "stay and claims get slower. Where it is forgotten, end it with: "
+            f"select pg_terminate_backend({row['pid']})",
+        )
 
 
 def _runs(found: Examination) -> None:

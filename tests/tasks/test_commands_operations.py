@@ -15,6 +15,7 @@ import pytest
 from commands_support import Cli, end
 from commands_support import cli as cli
 from support.processes import ROOT
+from support.waiting import until
 
 from db.envelopes import open_envelope
 from db.keyring import Keyring
@@ -291,6 +292,58 @@ def test_the_doctor_tells_what_is_missing_and_how_to_mend_it(cli: Cli) -> None:
     assert "celery -A tasks beat" in found["beat"]["message"]
     assert "celery -A tasks worker" in found["workers"]["message"]
     assert "none is running" in cli("doctor").failed().stdout
+
+
+def test_the_doctor_tells_which_runs_no_worker_can_take(
+    cli: Cli, rows: Callable[..., Any], worker: Any
+) -> None:
+    for handler in ("noop", "nobody-knows-it"):
+        cli("job", "add", handler, "--handler", handler, "--overlap", "allow").done()
+    with worker(pool="solo"):
+        for words in (["nobody-knows-it"], ["nobody-knows-it"], ["noop", "--queue", "slow"]):
+            cli("run", "trigger", *words).done()
+        rows("update job_run set available_at = now() - interval '2 minutes'")
+        (since,) = {row["at"] for row in rows("select available_at as at from job_run")}
+
+        def findings() -> dict[str, str]:
+            checks = cli("doctor", "--json").failed().json["checks"]
+            return {found["name"]: found["message"] for found in checks
+                    if found["status"] == "failed"}  # fmt: skip
+
+        until("the worker answers", lambda: "workers" not in findings(), 30)
+        found = findings()
+    at = since.astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
+    assert found["queue"] == (
+        f"1 run waits since {at} in slow, which no worker takes from: "
+        "celery -A tasks worker -Q slow"
+    )
+    assert found["handlers"] == (
+        f"2 runs wait since {at} in runs for the handler nobody-knows-it, which no worker of that "
+        "queue knows: name its module in CLAIMCHECK_HANDLERS of one"
+    )
+
+
+def test_the_doctor_names_a_transaction_that_keeps_dead_rows(
+    cli: Cli, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks.commands import doctor
+
+    def named() -> list[str]:
+        checks = cli("doctor", "--json").failed().json["checks"]
+        return [found["message"] for found in checks if found["name"] == "transaction"]
+
+    with psycopg.connect(database, application_name="a report") as connection:
+        connection.execute("set transaction isolation level repeatable read")
+        connection.execute("select count(*) from job_run")
+        pid = connection.info.backend_pid
+        assert named() == []
+        monkeypatch.setattr(doctor, "LONG_TRANSACTION_SECONDS", 0.0)
+        (message,) = named()
+        assert f"(process {pid}, a report)" in message
+        assert message.endswith(f"select pg_terminate_backend({pid})")
+    with psycopg.connect(database, application_name="harmless") as connection:
+        connection.execute("select 1")
+        assert named() == []
 
 
 def test_the_doctor_survives_what_it_finds(
