@@ -41,6 +41,23 @@ with ended as materialized (
 select (select count(*) from forgotten) as removed,
   (select count(*) from unaudited) + (select count(*) from unrefused) as records;
 
+-- name: record_prune
+-- Note in the one record of a prune that somebody asked for how many runs it has removed so far, in
+-- the transaction of each batch (R-X4): one that is interrupted has told the truth.
+with begun as (
+  insert into audit_event (actor, action, subject_type, subject, outcome, detail)
+  select %(actor)s::text, 'db.prune', 'db', 'job_run', 'removed',
+    jsonb_build_object('runs', %(runs)s::bigint, 'days', %(days)s::float8)
+  where %(record)s::bigint is null
+  returning id
+), grown as (
+  update audit_event
+  set detail = detail || jsonb_build_object('runs', (detail->>'runs')::bigint + %(runs)s::bigint)
+  where id = %(record)s::bigint
+  returning id
+)
+select id from begun union all select id from grown;
+
 -- name: forget_slots
 -- Remove one batch of slots that lie longer ago than the retention of runs.
 with old as materialized (

@@ -8,9 +8,8 @@ from uuid import UUID
 
 import click
 from rich.text import Text
-from sqlalchemy import select
 
-from db.models import AuditEvent
+from dispatch import audit as records
 from dispatch import catalog
 from tasks.commands import console, control, tables
 from tasks.commands.console import Output
@@ -40,34 +39,18 @@ def list_(
     since: datetime | None,
 ) -> None:
     """List audit records, the newest first."""
-    query = select(AuditEvent).order_by(AuditEvent.at.desc(), AuditEvent.id.desc()).limit(limit)
-    if action:
-        matches = AuditEvent.action.startswith(action, autoescape=True)
-        query = query.where(matches if action.endswith(".") else AuditEvent.action == action)
-    if subject:
-        query = query.where(AuditEvent.subject == subject)
-    if actor:
-        query = query.where(AuditEvent.actor == actor)
-    if since:
-        query = query.where(AuditEvent.at >= since.astimezone())
     control.require_database()
-    if run_id:
-        query = query.where(AuditEvent.run_id == resolve(run_id))
+    attempt = resolve(run_id) if run_id else None
     with catalog.reading() as session:
-        found: list[dict[str, Any]] = [
-            {
-                "id": event.id,
-                "at": event.at,
-                "actor": event.actor,
-                "action": event.action,
-                "subject_type": event.subject_type,
-                "subject": event.subject,
-                "run_id": event.run_id,
-                "outcome": event.outcome,
-                "detail": event.detail,
-            }
-            for event in session.scalars(query)
-        ]
+        found = records.newest(
+            session,
+            limit,
+            action=action,
+            subject=subject,
+            actor=actor,
+            run_id=attempt,
+            since=since.astimezone() if since else None,
+        )
     if out.as_json:
         out.document(found)
     elif not found or not out.results.is_terminal:

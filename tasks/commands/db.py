@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from db import migrations, session, settings, statements
+from dispatch import fence
 from tasks.commands import console, control
 from tasks.commands.console import Output
 
@@ -85,9 +86,7 @@ def bump_fence(out: Output, by: int) -> None:
     refuse attempts that are not above the highest number they recorded (R-F5).
     """
     control.require_database()
-    with session.transaction() as connection:
-        moved = statements.row(connection, _SQL["bump_fence"], {"by": by, "actor": console.actor()})
-    assert moved is not None
-    out.say(f"the next fence number is {moved['next_fence']:,}")
+    following = fence.move_on(by, actor=console.actor())
+    out.say(f"the next fence number is {following:,}")
     if out.as_json:
-        out.document(moved)
+        out.document({"next_fence": following})

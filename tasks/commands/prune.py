@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from db import session
-from dispatch import audit, catalog, retention
+from dispatch import retention
 from tasks.commands import console, control
 from tasks.commands.console import Output
 
@@ -22,19 +22,11 @@ def prune(out: Output, days: float | None) -> None:
     control.require_database()
     connection = session.connect("claimcheck prune")
     try:
-        removed = retention.prune(connection, days=days, longest_seconds=None).runs
+        removed = retention.prune(
+            connection, days=days, longest_seconds=None, actor=console.actor()
+        ).runs
     finally:
         connection.close()
-    if removed:
-        with catalog.editing() as recording:
-            audit.record(
-                recording,
-                actor=console.actor(),
-                action="db.prune",
-                subject="job_run",
-                outcome="removed",
-                detail={"runs": removed, "days": days},
-            )
     out.say(f"removed {removed:,} finished runs")
     if out.as_json:
         out.document({"removed": removed})

@@ -653,3 +653,31 @@ def test_forgetting_goes_in_small_batches_and_stops_in_time__R_S3(
         assert retention.prune(connection, longest_seconds=0) == retention.Forgotten(0, True)
         done = retention.prune(connection, batch=3, longest_seconds=None)
     assert done == retention.Forgotten(7, False)
+
+
+def test_an_interrupted_prune_has_a_record_of_what_is_gone__R_X4(
+    rows: Rows, recorder: Recorder
+) -> None:
+    new_job(rows, "orders", "allow")
+    stored = [submit(recorder.ports, "orders").run_id for _ in range(7)]
+    for days, run_id in enumerate(reversed(stored), 91):
+        old(rows, run_id, days=days)
+    rows(
+        """create function refuse() returns trigger language plpgsql as $$
+           begin raise exception 'this row is broken'; end $$"""
+    )
+    rows(
+        f"""create trigger broken before delete on job_run for each row
+            when (old.id = '{stored[-1]}') execute function refuse()"""
+    )
+    records = "select actor, subject, detail from audit_event where action = 'db.prune'"
+    with session.connect() as connection:
+        with pytest.raises(psycopg.Error, match="broken"):
+            retention.prune(connection, batch=2, longest_seconds=None, actor="someone")
+        assert rows("select count(*) as n from job_run") == [{"n": 1}]
+        said = {"actor": "someone", "subject": "job_run", "detail": {"runs": 6, "days": 90}}
+        assert rows(records) == [said]
+        rows("drop trigger broken on job_run")
+        # The beat's own forgetting is nobody's action.
+        assert retention.prune(connection).runs == 1
+    assert rows(records) == [said]
