@@ -16,10 +16,11 @@ from dispatch import catalog, enqueue, offers
 from dispatch.catalog import jobs
 from dispatch.claims import ClaimedRun
 from dispatch.context import ChildJob, HandlerFailure, RunStopped
-from dispatch.definitions.jobdefinition import REPLICATE, JobDefinition, defaults
+from dispatch.definitions.jobdefinition import JobDefinition, defaults
 from dispatch.enqueue import RunHandle
 from dispatch.errors import CatalogBusy, JobDisabled
 from dispatch.execution import Spawn
+from dispatch.handlers import REPLICATE
 from dispatch.ports import Ports
 
 logger = logging.getLogger("claimcheck.children")

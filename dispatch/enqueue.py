@@ -35,6 +35,7 @@ from dispatch.errors import (
     TriggerBusy,
     UnknownJob,
 )
+from dispatch.handlers import REPLICATE
 from dispatch.ports import Offer, Ports
 
 MAX_CHAIN_BYTES = 1024 * 1024
@@ -129,6 +130,7 @@ class Trigger:
                 "actor": parameters.name(actor, "actor"),
                 "id_handed_out": asked is not None,
                 "accept_disabled": accept_disabled,
+                "parameterless": REPLICATE,
                 "by_schedule": schedule_id is not None,
                 "schedule_id": None if schedule_id is None else str(schedule_id),
                 "scheduled_for": scheduled_for,

@@ -12,6 +12,8 @@ from dispatch.context import RunContext
 from dispatch.errors import ClaimcheckError
 
 ENTRY_POINTS = "claimcheck.handlers"
+REPLICATE = "replicate"
+"""The built-in handler, of replication jobs: what these do is their definition alone."""
 
 Handler = Callable[[RunContext], Any]
 """Takes the run; returns an Outcome, or a JSON value (or None) that is stored as its result."""

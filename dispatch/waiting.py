@@ -14,7 +14,7 @@ from uuid import UUID
 
 from db import statements
 from db.statements import AnyConnection
-from dispatch.definitions.jobdefinition import REPLICATE
+from dispatch.handlers import REPLICATE
 
 _SQL = statements.load("waiting")
 _COMMAND = "celery -A tasks"

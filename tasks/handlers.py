@@ -13,8 +13,6 @@ from dispatch import handlers
 
 Function = TypeVar("Function", bound=handlers.Handler)
 
-REPLICATE = "replicate"
-
 _lock = threading.Lock()
 _loaded = False
 
@@ -47,7 +45,7 @@ def load() -> list[str]:
 
             run = getattr(replicate, "run", None)
             if run is not None:
-                handlers.register(REPLICATE, run)
+                handlers.register(handlers.REPLICATE, run)
             modules = settings.settings().handlers
             if modules:
                 _find_modules_here()

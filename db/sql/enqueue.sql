@@ -28,7 +28,7 @@ with moment as materialized (
   from moment, job j
   where j.name = %(job)s::text
     and (%(accept_disabled)s::boolean or (j.enabled and j.source_enabled and j.sink_enabled))
-    and (j.handler <> 'replicate' or %(params)s::jsonb = '{}')
+    and (j.handler <> %(parameterless)s::text or %(params)s::jsonb = '{}')
   for key share of j
 ), admitted as materialized (
   -- Active under any policy: a schedule skips where a manual trigger queues, and policies change.
@@ -88,7 +88,8 @@ with moment as materialized (
                 then current_setting('lock_timeout') else '1s' end, true) as lock_timeout
 ), asked as materialized (
   select j.id, j.queue, j.priority,
-         j.handler = 'replicate' and %(params)s::jsonb <> '{}' as takes_no_params, j.enabled or %(accept_disabled)s::boolean as enabled,
+         j.handler = %(parameterless)s::text and %(params)s::jsonb <> '{}' as takes_no_params,
+         j.enabled or %(accept_disabled)s::boolean as enabled,
          j.source_enabled or %(accept_disabled)s::boolean as source_enabled,
          j.sink_enabled or %(accept_disabled)s::boolean as sink_enabled,
          j.overlap = 'skip' or (%(by_schedule)s::boolean

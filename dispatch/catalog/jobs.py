@@ -17,13 +17,13 @@ from dispatch.catalog.changes import Change, Difference, audited, differences
 from dispatch.definitions import bind, check_limits
 from dispatch.definitions.documents import DefinitionError, Report
 from dispatch.definitions.jobdefinition import (
-    REPLICATE,
     Connectors,
     JobDefinition,
     defaults,
     parse_job,
 )
 from dispatch.errors import InUse, NameTaken
+from dispatch.handlers import REPLICATE
 
 REMOVE_SECONDS = 600.0
 """How long the last statement of a removal may look for runs, which no full index names by job."""

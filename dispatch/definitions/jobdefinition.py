@@ -13,10 +13,9 @@ from typing import Any, Protocol
 from dispatch.definitions.documents import Path, Report
 from dispatch.definitions.fields import Fields, check_name
 from dispatch.definitions.scheduledefinition import ScheduleDefinition, parse_schedule
+from dispatch.handlers import REPLICATE
 from dispatch.policy import DEFAULT_BACKOFF_SECONDS, DESTRUCTIVE_MODE
 
-REPLICATE = "replicate"
-"""The handler of replication jobs."""
 COMMON_KEYS = (
     "retry", "timeout", "overlap", "concurrency", "queue", "priority", "schedules", "enabled",
     "paused",

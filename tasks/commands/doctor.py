@@ -16,7 +16,7 @@ from db import migrations, session, settings, statements
 from db.failures import first_line
 from db.keyring import Keyring
 from dispatch import reencryption, watch
-from dispatch.definitions.jobdefinition import REPLICATE
+from dispatch.handlers import REPLICATE
 from dispatch.redaction import redact
 from dispatch.waiting import moment
 from tasks import handlers, inspection

@@ -13,7 +13,7 @@ from db.runs import Filter, JobRunRepository
 from dispatch import catalog
 from dispatch.catalog import jobs, jobschedules
 from dispatch.catalog.changes import Change
-from dispatch.definitions.jobdefinition import REPLICATE
+from dispatch.handlers import REPLICATE
 from dispatch.lifecycle import JobRunStatus
 from tasks.commands import console, control, values
 from tasks.commands.console import Output, usage
