@@ -75,11 +75,12 @@ def _store(
     catalog.lock(session, Job, [found.id for found in known.values()])
     source = _name(session, claimed.source_datasource_id)
     sink = _name(session, claimed.sink_datasource_id)
+    datasources = catalog.datasource_names(session)
     stored = []
     for child in children:
         wanted = _definition(child, source, sink)
         before = known.get(child.name)
-        change = jobs.difference(session, before, wanted)
+        change = jobs.difference(before, wanted, datasources)
         if change is not None:
             before = jobs.store(session, before, wanted, change, f"run {claimed.id}")
             before.parent_job_id = parent.id

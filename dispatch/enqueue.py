@@ -7,7 +7,6 @@ it creates nothing, ``stand_in`` says what stands in its place.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -36,6 +35,7 @@ from dispatch.errors import (
     UnknownJob,
 )
 from dispatch.handlers import REPLICATE
+from dispatch.names import unknown
 from dispatch.ports import Offer, Ports
 
 MAX_CHAIN_BYTES = 1024 * 1024
@@ -353,11 +353,7 @@ def _outrun(job: str) -> TriggerBusy:
 
 def _unknown(connection: AnyConnection, job: str) -> UnknownJob:
     names = [str(found["name"]) for found in statements.rows(connection, _SQL["job_names"])]
-    close = difflib.get_close_matches(job, names, n=1, cutoff=0.6)
-    hint = f"; did you mean {close[0]!r}?" if close else "."
-    return UnknownJob(
-        f"no job is named {job[:100]!r}{hint} List them with: celery -A tasks job list"
-    )
+    return UnknownJob(unknown("job", job, names))
 
 
 def _disabled(connection: AnyConnection, job: str) -> JobDisabled:

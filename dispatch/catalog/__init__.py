@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TypeVar
 from uuid import UUID
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import func, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -22,8 +22,8 @@ from db import session as sessions
 from db.failures import sqlstate
 from db.models import NIL_DATASOURCE, ConcurrencyKey, Datasource, Job, JobSchedule
 from dispatch.definitions import Existing
-from dispatch.definitions.documents import did_you_mean
 from dispatch.errors import CatalogBusy, UnknownDatasource, UnknownJob, UnknownSchedule
+from dispatch.names import unknown
 
 CATALOG_LOCK = 0x63617461
 LOCK_SECONDS = 10.0
@@ -74,13 +74,19 @@ def all_datasources(session: Session) -> list[Datasource]:
     )
 
 
+def datasource_names(session: Session) -> dict[UUID, str]:
+    """The name of each datasource by its id."""
+    query = select(Datasource.id, Datasource.name).where(Datasource.id != NIL_DATASOURCE)
+    return {found.id: found.name for found in session.execute(query)}
+
+
 def datasource(session: Session, name: str) -> Datasource:
     """Raises UnknownDatasource, with a did-you-mean."""
     found = session.scalars(
         select(Datasource).where(Datasource.name == name, Datasource.id != NIL_DATASOURCE)
     ).one_or_none()
     if found is None:
-        raise UnknownDatasource(_unknown("datasource", name, session, select(Datasource.name)))
+        raise UnknownDatasource(unknown("datasource", name, datasource_names(session).values()))
     return found
 
 
@@ -93,7 +99,7 @@ def job(session: Session, name: str) -> Job:
     """Raises UnknownJob, with a did-you-mean."""
     found = session.scalars(select(Job).where(Job.name == name)).one_or_none()
     if found is None:
-        raise UnknownJob(_unknown("job", name, session, select(Job.name)))
+        raise UnknownJob(unknown("job", name, session.scalars(select(Job.name)).all()))
     return found
 
 
@@ -120,10 +126,7 @@ def schedule(session: Session, name: str) -> tuple[Job, JobSchedule]:
     if hits:
         choices = ", ".join(sorted(f"{owner.name}/{found.name}" for owner, found in hits))
         raise UnknownSchedule(f"several schedules are named {name!r}: say which of {choices}")
-    hint = did_you_mean(name, [found.name for _, found in pairs]) or "."
-    raise UnknownSchedule(
-        f"no schedule is named {name[:100]!r}{hint} List them with: celery -A tasks schedule list"
-    )
+    raise UnknownSchedule(unknown("schedule", name, [found.name for _, found in pairs]))
 
 
 def existing(session: Session) -> Existing:
@@ -196,8 +199,3 @@ def drop_unused_keys(session: Session) -> None:
     for found in session.scalars(select(ConcurrencyKey).where(ConcurrencyKey.key.not_in(used))):
         session.delete(found)
     session.flush()
-
-
-def _unknown(kind: str, name: str, session: Session, names: Select[tuple[str]]) -> str:
-    hint = did_you_mean(name, [str(found) for found in session.scalars(names)]) or "."
-    return f"no {kind} is named {name[:100]!r}{hint} List them with: celery -A tasks {kind} list"

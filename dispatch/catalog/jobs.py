@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db import session as sessions
-from db.models import ConcurrencyKey, Datasource, Job
+from db.models import ConcurrencyKey, Job
 from dispatch import audit, catalog
 from dispatch.catalog import history, jobschedules
 from dispatch.catalog.changes import Change, Difference, audited, differences
@@ -35,24 +35,26 @@ Switch = Literal["enabled", "paused", "source_enabled", "sink_enabled"]
 _WATERMARK_BASIS = ("mode", "source", "sink", "watermark", "tables", "handler")
 
 
-def stored_definition(session: Session, stored: Job) -> JobDefinition:
-    """A stored job in the form that a definition file has after it was read."""
-    # By key, so that a session that has read all datasources does not ask again.
-    source = session.get(Datasource, stored.source_id) if stored.source_id else None
-    sink = session.get(Datasource, stored.sink_id) if stored.sink_id else None
+def stored_definition(stored: Job, names: Mapping[UUID, str]) -> JobDefinition:
+    """A stored job in the form that a definition file has after it was read.
+
+    ``names`` are those of all datasources: `catalog.datasource_names`.
+    """
     return JobDefinition(
         name=stored.name,
         handler=stored.handler,
         definition=dict(stored.definition),
         overlap=stored.overlap,
-        source=source.name if source else None,
-        sink=sink.name if sink else None,
+        source=names.get(stored.source_id) if stored.source_id else None,
+        sink=names.get(stored.sink_id) if stored.sink_id else None,
         enabled=stored.enabled,
         paused=stored.paused,
     )
 
 
-def difference(session: Session, stored: Job | None, wanted: JobDefinition) -> Change | None:
+def difference(
+    stored: Job | None, wanted: JobDefinition, names: Mapping[UUID, str]
+) -> Change | None:
     """What storing ``wanted`` would change, its schedules aside; None where nothing is."""
     after = _comparable(wanted)
     if stored is None:
@@ -61,7 +63,7 @@ def difference(session: Session, stored: Job | None, wanted: JobDefinition) -> C
         return Change("add", "job", wanted.name, stated)
     before = {
         key: value
-        for key, value in _comparable(stored_definition(session, stored)).items()
+        for key, value in _comparable(stored_definition(stored, names)).items()
         if key not in ("enabled", "paused") or key in after
     }
     found = differences(before, after)
@@ -77,7 +79,7 @@ def store(
     session: Session, stored: Job | None, wanted: JobDefinition, change: Change, actor: str
 ) -> Job:
     """Carry a change out: store, audit, and tell of the work it frees. ``stored`` is locked."""
-    ids = {found.name: found.id for found in catalog.all_datasources(session)}
+    ids = {found: id for id, found in catalog.datasource_names(session).items()}
     before = None if stored is None else _gates(session, stored)
     key = _store_limit(session, wanted)
     moved: list[str] = []
@@ -129,7 +131,7 @@ def add(
             f"a job is named {name!r} already; change it with: celery -A tasks job edit {name}"
         )
     wanted = _checked(session, connectors, name, raw)
-    change = difference(session, None, wanted)
+    change = difference(None, wanted, {})
     assert change is not None
     stored = store(session, None, wanted, change, actor)
     return [change, *jobschedules.replace_all(session, stored, wanted.schedules, actor)]
@@ -146,7 +148,7 @@ def edit(
     stored = catalog.job(session, name)
     catalog.lock(session, Job, [stored.id])
     wanted = _checked(session, connectors, name, _merged(as_file(session, stored), raw))
-    change = difference(session, stored, wanted)
+    change = difference(stored, wanted, catalog.datasource_names(session))
     if change is not None:
         store(session, stored, wanted, change, actor)
         catalog.drop_unused_keys(session)
@@ -292,10 +294,11 @@ def check_bindings(
     of ``without`` are left out.
     """
     known = {**catalog.existing(session).datasources, **changed}
+    names = catalog.datasource_names(session)
     for found in catalog.all_jobs(session):
         if found.name in without:
             continue
-        job = stored_definition(session, found)
+        job = stored_definition(found, names)
         touched = [name for name in (job.source, job.sink) if name is not None and name in changed]
         if not touched or job.handler != REPLICATE:
             continue

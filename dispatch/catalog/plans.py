@@ -46,6 +46,7 @@ def plan(
     Raises DefinitionError where a changed datasource would break a stored job.
     """
     stored_datasources = {found.name: found for found in catalog.all_datasources(session)}
+    names = {found.id: found.name for found in stored_datasources.values()}
     stored_jobs = {found.name: found for found in catalog.all_jobs(session)}
     _check_stored_jobs(session, definitions, stored_datasources, connectors)
     of_datasources = [
@@ -53,7 +54,7 @@ def plan(
         for name, wanted in definitions.datasources.items()
     ]
     of_jobs = [
-        jobs.difference(session, stored_jobs.get(name), wanted)
+        jobs.difference(stored_jobs.get(name), wanted, names)
         for name, wanted in definitions.jobs.items()
     ]
     of_schedules: list[Change] = []

@@ -21,7 +21,6 @@ from dispatch.definitions.documents import (
     Problem,
     Report,
     Unset,
-    did_you_mean,
     read,
 )
 from dispatch.definitions.fields import Fields, check_name
@@ -31,6 +30,7 @@ from dispatch.definitions.jobdefinition import (
     parse_job,
     resolve_replication,
 )
+from dispatch.names import did_you_mean
 from dispatch.redaction import secrets_of
 
 _SOUNDS_SECRET = re.compile(

@@ -6,7 +6,6 @@ that stand twice are seen, and each value keeps its line for the message that ma
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -17,6 +16,8 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from dispatch.names import did_you_mean
 
 Path = tuple[str | int, ...]
 """Where a value stands: ``("jobs", "orders", "schedules", 0, "cron")``."""
@@ -114,12 +115,6 @@ def dotted(path: Path) -> str:
         else:
             text += f".{part}" if text else part
     return text
-
-
-def did_you_mean(word: str, known: Collection[str]) -> str:
-    """A hint to put behind a message about an unknown word; empty where nothing is near."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _number(text: str, *, whole: bool) -> int | float | None:

@@ -15,7 +15,7 @@ from dispatch.definitions import Definitions
 from dispatch.definitions.documents import DefinitionError
 from dispatch.redaction import secrets_known, secrets_of
 from tasks import handlers
-from tasks.commands import console, control, values
+from tasks.commands import changes, console, control
 from tasks.commands.console import Output
 from tasks.connectors import CONNECTORS
 
@@ -68,8 +68,8 @@ def apply(out: Output, file: str, dry_run: bool, replace_unreadable: bool) -> No
         )
         return
     styles = {"+": "green", "~": "yellow", "-": "red"}
-    for sign, name, changes in values.shown_changes(plan.changes):
-        out.say(f"{sign} {name}" + (f"  {changes}" if changes else ""), styles[sign])
+    for sign, name, what in changes.lines(plan.changes):
+        out.say(f"{sign} {name}" + (f"  {what}" if what else ""), styles[sign])
     count = len(plan.changes)
     things = f"{count} change{'' if count == 1 else 's'}"
     if not count:

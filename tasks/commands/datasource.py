@@ -14,11 +14,10 @@ from db.envelopes import EnvelopeError
 from db.models import Datasource, Job
 from dispatch import catalog
 from dispatch.catalog import datasources
-from dispatch.catalog.changes import Change
 from dispatch.context import HandlerFailure
 from dispatch.definitions.documents import DefinitionError
 from dispatch.redaction import redact, secrets_known, secrets_of
-from tasks.commands import console, control, values
+from tasks.commands import changes, console, control, values
 from tasks.commands.console import Output
 from tasks.connectors import CONNECTORS
 from tasks.replicate import registry
@@ -63,7 +62,7 @@ def add(
                 {"connector": connector, **settings, **secrets},
                 actor=console.actor(),
             )
-        _told(out, change, f"added datasource {name} ({canonical})")
+        changes.tell(out, change, f"added datasource {name} ({canonical})")
 
 
 @datasource.command()
@@ -104,7 +103,7 @@ def edit(
                 clear=clear,
                 actor=console.actor(),
             )
-        _told(out, change, f"changed datasource {name}")
+        changes.tell(out, change, f"changed datasource {name}")
 
 
 @datasource.command("list")
@@ -226,7 +225,7 @@ def rm(out: Output, name: str) -> None:
     control.require_database()
     with catalog.editing() as session:
         change = datasources.remove(session, name, actor=console.actor())
-    _told(out, change, f"removed datasource {name}")
+    changes.tell(out, change, f"removed datasource {name}")
 
 
 def capabilities(connector: Any) -> dict[str, Any]:
@@ -267,7 +266,7 @@ def _switch(out: Output, name: str, enabled: bool) -> None:
     control.require_database()
     with catalog.editing() as session:
         change = datasources.set_enabled(session, name, enabled, actor=console.actor())
-    _told(out, change, f"{'enabled' if enabled else 'disabled'} datasource {name}")
+    changes.tell(out, change, f"{'enabled' if enabled else 'disabled'} datasource {name}")
 
 
 @contextmanager
@@ -285,11 +284,3 @@ def _mistakes_of(name: str) -> Iterator[None]:
     else:
         return
     raise DefinitionError(problems)
-
-
-def _told(out: Output, change: Change | None, done: str) -> None:
-    out.say(done if change is not None else "nothing to change")
-    if change is not None and change.note:
-        out.say(change.note)
-    if out.as_json:
-        out.document({"changed": change is not None, "change": change and change.as_json()})

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 import click
 from sqlalchemy.orm import Session
 
-from db.models import Job, JobSchedule
+from db.models import Datasource, Job, JobSchedule
 from db.runs import Filter, JobRunRepository
 from dispatch import catalog
 from dispatch.catalog import jobs, jobschedules
-from dispatch.catalog.changes import Change
 from dispatch.handlers import REPLICATE
 from dispatch.lifecycle import JobRunStatus
-from tasks.commands import console, control, values
+from tasks.commands import changes, console, control, values
 from tasks.commands.console import Output, usage
 from tasks.connectors import CONNECTORS
 from tasks.replicate import registry
@@ -73,7 +73,7 @@ def add(out: Output, name: str, given: tuple[str, ...], **options: Any) -> None:
     control.require_database(may_create=True)
     with catalog.editing() as session:
         jobs.add(session, CONNECTORS, name, raw, actor=console.actor())
-        found = as_json(session, catalog.job(session, name))
+        found = _read(session, catalog.job(session, name))
     out.say(f"added job {name}")
     if out.as_json:
         out.document(found)
@@ -99,13 +99,13 @@ def edit(
 
     The next claim uses it; a running attempt does not.
     """
-    raw = _merged(_raw(given, options), values.nested((key, None) for key in clear))
+    raw = _raw(given, options, clear)
     control.require_database()
     with catalog.editing() as session:
         change = jobs.edit(session, CONNECTORS, name, raw, actor=console.actor())
         if reset_watermark:
             change = jobs.reset_watermark(session, name, actor=console.actor()) or change
-    _told(out, change, f"changed job {name}")
+    changes.tell(out, change, f"changed job {name}")
 
 
 @job.command("list")
@@ -114,13 +114,12 @@ def list_(out: Output) -> None:
     """List all jobs, the newest first."""
     control.require_database()
     with catalog.reading() as session:
-        known = catalog.all_datasources(session)
+        names = catalog.datasource_names(session)
         schedules = jobschedules.by_job(session)
         found = [
-            as_json(session, stored, schedules.get(stored.id, []))
+            as_json(stored, names, schedules.get(stored.id, []))
             for stored in catalog.all_jobs(session)
         ]
-        del known  # held until here: each job finds its datasources in the session
     found.sort(key=lambda row: row["created_at"], reverse=True)
     if out.as_json:
         out.document(found)
@@ -154,7 +153,7 @@ def show(out: Output, name: str) -> None:
     control.require_database()
     with catalog.reading() as session:
         stored = catalog.job(session, name)
-        found = as_json(session, stored)
+        found = _read(session, stored)
         found["runs"] = _runs(session, stored)
         found["watermark_note"] = _watermark_note(session, stored)
         found["children"] = [
@@ -214,16 +213,14 @@ def rm(out: Output, name: str) -> None:
     control.require_database()
     with catalog.editing() as session:
         change = jobs.remove(session, name, actor=console.actor())
-    _told(out, change, f"removed job {name}")
+    changes.tell(out, change, f"removed job {name}")
 
 
 def as_json(
-    session: Session, stored: Job, schedules: Sequence[JobSchedule] | None = None
+    stored: Job, names: Mapping[UUID, str], schedules: Sequence[JobSchedule]
 ) -> dict[str, Any]:
-    """A job as commands show it; ``schedules`` are its own, read here where they are not given."""
-    if schedules is None:
-        schedules = jobschedules.of_job(session, stored.id)
-    definition = jobs.stored_definition(session, stored)
+    """A job as commands show it, with the datasources' names by id and its own schedules."""
+    definition = jobs.stored_definition(stored, names)
     return {
         "id": stored.id,
         "name": stored.name,
@@ -249,6 +246,11 @@ def as_json(
     }
 
 
+def _read(session: Session, stored: Job) -> dict[str, Any]:
+    schedules = jobschedules.of_job(session, stored.id)
+    return as_json(stored, catalog.datasource_names(session), schedules)
+
+
 def state(row: dict[str, Any]) -> str:
     """What keeps a job from running, in a word or two."""
     if not row["enabled"]:
@@ -259,8 +261,10 @@ def state(row: dict[str, Any]) -> str:
     return "paused" if row["paused"] else "enabled"
 
 
-def _raw(given: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """The keys of the definition file that the options name."""
+def _raw(
+    given: tuple[str, ...], options: dict[str, Any], clear: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The keys of the definition file that the options name; None for what they ``clear``."""
     found: list[tuple[str, Any]] = []
     places = {
         "source": "source.datasource",
@@ -280,23 +284,14 @@ def _raw(given: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
     for text in given:
         key, value = values.pair(text, "--set")
         found.append((key, values.typed(value)))
-    raw = values.nested(found)
+    raw = values.nested([*found, *((key, None) for key in clear)])
     if params:
         if not isinstance(raw.setdefault("params", {}), dict):
-            usage("params is given as a value too")
+            usage("params is given as a value, or cleared, too")
         for text in params:
             key, value = values.parameter(text)
             raw["params"][key] = value
     return raw
-
-
-def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    found = dict(one)
-    for key, value in other.items():
-        inner = found.get(key)
-        both = isinstance(inner, dict) and isinstance(value, dict)
-        found[key] = _merged(inner, value) if both else value  # type: ignore[arg-type]
-    return found
 
 
 def _runs(session: Session, stored: Job) -> dict[str, Any]:
@@ -311,14 +306,11 @@ def _runs(session: Session, stored: Job) -> dict[str, Any]:
 
 
 def _watermark_note(session: Session, stored: Job) -> str | None:
-    definition = jobs.stored_definition(session, stored)
-    if stored.handler != REPLICATE or definition.source is None:
+    source = session.get(Datasource, stored.source_id) if stored.source_id else None
+    if stored.handler != REPLICATE or source is None:
         return None
     try:
-        spec = ReplicationSpec.parse(stored.definition)
-        return registry.watermark_note(
-            spec, catalog.datasource(session, definition.source).connector
-        )
+        return registry.watermark_note(ReplicationSpec.parse(stored.definition), source.connector)
     except (SpecError, ValueError):
         return None
 
@@ -333,12 +325,4 @@ def _set(out: Output, name: str, switch: Any, value: bool, done: str) -> None:
     control.require_database()
     with catalog.editing() as session:
         change = jobs.set_switch(session, name, switch, value, actor=console.actor())
-    _told(out, change, done)
-
-
-def _told(out: Output, change: Change | None, done: str) -> None:
-    out.say(done if change is not None else "nothing to change")
-    if change is not None and change.note:
-        out.say(change.note)
-    if out.as_json:
-        out.document({"changed": change is not None, "change": change and change.as_json()})
+    changes.tell(out, change, done)

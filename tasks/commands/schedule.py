@@ -11,9 +11,8 @@ import click
 
 from dispatch import catalog
 from dispatch.catalog import jobschedules
-from dispatch.catalog.changes import Change
 from dispatch.firetimes import upcoming
-from tasks.commands import console, control
+from tasks.commands import changes, console, control
 from tasks.commands.console import Output
 
 MOST_TIMES = 1000
@@ -178,7 +177,7 @@ def rm(out: Output, name: str) -> None:
     control.require_database()
     with catalog.editing() as session:
         change = jobschedules.remove(session, name, actor=console.actor())
-    _told(out, change, f"removed schedule {change.name}")
+    changes.tell(out, change, f"removed schedule {change.name}")
 
 
 def _times(stored: Any, now: datetime, count: int) -> list[datetime]:
@@ -208,10 +207,4 @@ def _switch(out: Output, name: str, enabled: bool) -> None:
     control.require_database()
     with catalog.editing() as session:
         change = jobschedules.set_enabled(session, name, enabled, actor=console.actor())
-    _told(out, change, f"{'enabled' if enabled else 'disabled'} schedule {name}")
-
-
-def _told(out: Output, change: Change | None, done: str) -> None:
-    out.say(done if change is not None else "nothing to change")
-    if out.as_json:
-        out.document({"changed": change is not None, "change": change and change.as_json()})
+    changes.tell(out, change, f"{'enabled' if enabled else 'disabled'} schedule {name}")

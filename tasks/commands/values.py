@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import click
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from dispatch.catalog.changes import SECRET, Difference
 from tasks.commands.console import usage
 
 
@@ -110,38 +109,6 @@ def settings_given(pairs: Iterable[str], secret: Collection[str]) -> dict[str, A
             )
         found[key] = typed(value)
     return found
-
-
-def shown_changes(changes: Iterable[Any]) -> Iterable[tuple[str, str, str]]:
-    """Sign, name and what changes, a line for each change."""
-    signs: Mapping[str, str] = {"add": "+", "edit": "~", "remove": "-"}
-    for change in changes:
-        parts = []
-        if change.action == "edit":
-            parts = [str(found) for found in change.differences]
-        elif change.action == "add":
-            parts = _added({found.key: found.after for found in change.differences})
-        if change.note:
-            parts.append(f"({change.note})")
-        yield signs[change.action], f"{change.kind} {change.name}", ", ".join(parts)
-
-
-def _added(keys: dict[str, Any]) -> list[str]:
-    """What is new in few words: ``complete, shop public.orders -> warehouse public.orders``."""
-    parts = [str(keys.pop(key)) for key in ("connector", "mode", "cron") if keys.get(key)]
-    ends = []
-    for side in ("source", "sink"):
-        datasource = keys.pop(f"{side}.datasource", None)
-        place = keys.pop(f"{side}.table", None) or ("a query" if f"{side}.query" in keys else "")
-        keys.pop(f"{side}.query", None)
-        if datasource:
-            ends.append(f"{datasource} {place}".strip())
-    if ends:
-        parts.append(" -> ".join(ends))
-    # A secret's stars say nothing about it.
-    rest = {key: value for key, value in keys.items() if value not in (None, SECRET)}
-    return [*parts, *(str(Difference(key, None, value)).replace("none -> ", "", 1)
-                      for key, value in rest.items())]  # fmt: skip
 
 
 def _variable(name: str, option: str) -> str:
