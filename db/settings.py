@@ -147,7 +147,7 @@ class Settings(BaseSettings):
         if self.keyring_file is not None:
             return self.keyring_file
         if self.uses_embedded_database:
-            return self.home / "keyring.json"
+            return self.home / embedded.KEYRING
         raise SettingsError(
             "CLAIMCHECK_KEYRING_FILE is not set, and DATABASE_URL is: with a database of your own "
             "the keyring must be named. Where datasources are stored already, copy the file from a "

@@ -43,7 +43,8 @@ def embedded_home() -> Iterator[Path]:
     try:
         yield home
     finally:
-        embedded.remove(home)
+        if (home / "place.json").exists():
+            embedded.remove(home)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -10,8 +10,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from db.embedded.client import Status, remove, status, stop
+from db.embedded.client import Status, status, stop
 from db.embedded.place import EmbeddedError, prepare_home
+from db.embedded.removal import Removed, remove
 from db.embedded.supervisor import Supervisor
 
 _LONGEST_LOG = 5_000_000
@@ -28,7 +29,7 @@ def main() -> int:
             case "stop":
                 print("stopped" if stop(home, force=arguments.force) else "none runs")
             case "remove":
-                remove(home)
+                _tell(home, remove(home))
             case "status":
                 _show(status(home), arguments.json)
     except EmbeddedError as error:
@@ -45,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     helps = {
         "status": "show whether they run, where, and who uses them",
         "stop": "stop them",
-        "remove": "stop them and delete the state folder with all data",
+        "remove": "stop them and delete their data, the keyring and the state folder",
         "serve": "run them (used by Claimcheck itself)",
     }
     made = {}
@@ -74,6 +75,12 @@ def _show(found: Status, as_json: bool) -> None:
     if found.data is not None:
         print(f"data: {found.data}")
         print(f"sockets: {found.sockets}")
+
+
+def _tell(home: Path, removed: Removed) -> None:
+    print(f"removed the data {'and the keyring ' if removed.keyring else ''}of {home}")
+    for path in removed.kept:
+        print(f"kept, as it was not made here: {path}")
 
 
 def serve(home: Path) -> int:

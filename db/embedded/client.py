@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import socket
 import subprocess
 import sys
@@ -210,17 +209,6 @@ def holds_database(home: Path) -> bool:
         return place.postgres_data.exists()
     except PermissionError:  # another account's, so it is there
         return True
-
-
-def remove(home: Path) -> None:
-    """Stop the servers and delete the state folder with all data, wherever they lie."""
-    stop(home, force=True)
-    home = Path(os.path.realpath(home.expanduser()))
-    place = recorded(home)
-    if place is not None:
-        for folder in {place.data, place.base} - {home}:
-            shutil.rmtree(folder, ignore_errors=True)
-    shutil.rmtree(home, ignore_errors=True)
 
 
 def _ask_for(home: Path, servers: set[str], idle_seconds: float | None) -> _Interest:

@@ -30,6 +30,8 @@ ACCOUNT = "nobody"
 SHARED_FOLDERS = (Path("/var/lib/claimcheck"), Path("/var/tmp/claimcheck"))
 SHORT_FOLDERS = (Path("/tmp"), Path("/var/tmp"))
 RECORD = "place.json"
+KEYRING = "keyring.json"
+"""The keyring that is made on first use beside the embedded database."""
 OWNER = "home"
 """A file beside data that lie elsewhere; it names their state folder."""
 STOPPED = "stopped"

@@ -47,7 +47,8 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def home(folder: Path) -> Iterator[Path]:
     yield folder / "home"
-    embedded.remove(folder / "home")
+    if (folder / "home" / "place.json").exists():
+        embedded.remove(folder / "home")
 
 
 def wait_for(what: str, condition: Callable[[], object], seconds: float = 20) -> None:
@@ -675,3 +676,58 @@ def test_the_command_shows_and_stops(home: Path) -> None:
         assert run_command(home, "stop", "--force").stdout == "stopped\n"
     assert run_command(home, "stop").stdout == "none runs\n"
     assert conninfo.conninfo_to_dict(embedded.Endpoints(home / "s").database_conninfo)
+
+
+# --- removal ----------------------------------------------------------------------------------
+
+
+def test_remove_deletes_no_folder_that_is_no_state_folder(folder: Path) -> None:
+    (folder / "home").mkdir()
+    (folder / "home" / "postgres").write_text("my own notes")
+    (folder / "home" / "keyring.json").write_text("{}")
+    refused = run_command(folder / "home", "remove")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "is no state folder" in refused.stderr
+    assert sorted(os.listdir(folder / "home")) == ["keyring.json", "postgres"]
+    assert run_command(folder / "nothing", "remove").returncode == 1
+
+
+def test_remove_deletes_what_was_made_and_tells_what_it_kept(folder: Path, home: Path) -> None:
+    embedded.ensure(home)
+    (home / "keyring.json").write_text("{}")
+    (home / "demo").mkdir()
+    (home / "demo" / "worker.log").write_text("")
+    (home / "app.py").write_text("mine")
+    removed = run_command(home, "remove")
+    assert removed.returncode == 0, removed.stderr
+    assert "and the keyring of" in removed.stdout
+    assert str(home / "app.py") in removed.stdout
+    assert os.listdir(home) == ["app.py"]
+    assert run_command(home, "remove").returncode == 1, "it is no state folder any more"
+
+
+def test_remove_takes_the_folder_along_where_it_is_empty_then(home: Path) -> None:
+    embedded.ensure(home)
+    assert embedded.remove(home) == embedded.Removed(keyring=False, kept=())
+    assert not home.exists()
+
+
+def test_remove_leaves_the_keyring_of_a_given_database(home: Path) -> None:
+    """As where only the broker is embedded."""
+    embedded.ensure(home, database=False)
+    (home / "keyring.json").write_text("{}")
+    assert embedded.remove(home).kept == (home / "keyring.json",)
+
+
+def test_remove_says_what_it_could_not_delete(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedded.ensure(home, database=False)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(shutil, "rmtree", refuse)
+        with pytest.raises(embedded.EmbeddedError, match=r"sockets: Permission denied"):
+            embedded.remove(home)
+    embedded.remove(home)
+    assert not home.exists()
