@@ -76,8 +76,8 @@ class ControlConnection(psycopg.Connection[Any]):
 
 def is_pooled() -> bool:
     """Whether ``DATABASE_URL`` is a transaction pooler: a ``DATABASE_DIRECT_URL`` differs."""
-    endpoints = _services()
-    return endpoints.direct_conninfo != endpoints.database_conninfo
+    database = _database()
+    return database.direct_conninfo != database.conninfo
 
 
 def connect(
@@ -92,7 +92,7 @@ def connect(
     them each statement is prepared when it is first used, because its plan is kept.
     Raises psycopg.OperationalError, within about CONNECT_SECONDS for each address.
     """
-    endpoint = _services().database_conninfo
+    endpoint = _database().conninfo
     return _connect(endpoint, application_name, is_pooled(), patience, planner or {})
 
 
@@ -103,7 +103,7 @@ def connect_direct(
 
     Give ``notifies`` a timeout. Raises psycopg.OperationalError as `connect` does.
     """
-    endpoint = _services().direct_conninfo
+    endpoint = _database().direct_conninfo
     return _connect(endpoint, application_name, False, patience, {})
 
 
@@ -218,22 +218,20 @@ def _connect(
     try:
         connection = attempt()
     except psycopg.OperationalError:
-        endpoints = _services()
-        if not endpoints.embedded_database:
+        if not _database().is_embedded:
             raise
         with _as_away():
-            endpoints.revive()
+            _database().revive()
         connection = attempt()
     else:
-        with _as_away():
-            _services().keep()
+        _database().keep()
     connection.patience = patience
     return connection
 
 
-def _services() -> settings.Services:
+def _database() -> settings.Database:
     with _as_away():
-        return settings.services()
+        return settings.database()
 
 
 @contextmanager
@@ -271,7 +269,7 @@ class _Engines:
         self._endpoint: tuple[str, bool] | None = None
 
     def get(self) -> Engine:
-        endpoint = (_services().database_conninfo, is_pooled())
+        endpoint = (_database().conninfo, is_pooled())
         with self._lock:
             if self._engine is None or self._endpoint != endpoint:
                 self.dispose()

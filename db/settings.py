@@ -1,9 +1,9 @@
 """The settings of a process, from its environment, checked before anything uses them.
 
 `settings()` gives the checked values and touches nothing. `services()` gives the endpoints that
-are in force, and starts the embedded servers where `DATABASE_URL` or `REDIS_URL` is unset. What
-is set is used as it is; nothing here falls back to an embedded server because another one
-cannot be reached.
+are in force, and starts the embedded servers where `DATABASE_URL` or `REDIS_URL` is unset;
+`database()` gives the control database's alone, and starts nothing for a given one. What is set is
+used as it is; nothing here falls back to an embedded server because another one cannot be reached.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from db.urls import SettingsError, parse_database_url
 
 __all__ = [
     "VARIABLES",
+    "Database",
     "Services",
     "Settings",
     "SettingsError",
+    "database",
     "load",
     "parse_database_url",
     "reset",
@@ -250,13 +252,41 @@ def _warn_of_unknown_names() -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Database:
+    """The control database in force. Both strings may hold passwords, so `repr` leaves them out."""
+
+    conninfo: str = field(repr=False)
+    """libpq conninfo, for psycopg."""
+    direct_conninfo: str = field(repr=False)
+    """libpq conninfo for LISTEN and other session state; never a transaction pooler."""
+    is_embedded: bool
+    home: Path
+
+    def revive(self) -> None:
+        """Bring an embedded database back that a crash took down; call it, then connect again.
+
+        Cheap while it runs, and nothing for a given one. One that was stopped by command stays so.
+        Raises `EmbeddedError`.
+        """
+        if self.is_embedded:
+            embedded.revive(self.home, redis=False)
+
+    def keep(self) -> None:
+        """After connecting: count as a user of an embedded database, where it was started anew.
+
+        Cheap, starts nothing and raises nothing; nothing at all for a given one.
+        """
+        if self.is_embedded:
+            embedded.keep(self.home, redis=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Services:
     """The endpoints in force. The three strings may hold passwords, so `repr` leaves them out."""
 
     database_conninfo: str = field(repr=False)
-    """libpq conninfo, for psycopg."""
+    """As `Database.conninfo`."""
     direct_conninfo: str = field(repr=False)
-    """libpq conninfo for LISTEN and other session state; never a transaction pooler."""
     redis_url: str = field(repr=False)
     """As Celery's `broker_url` takes it."""
     embedded_database: bool
@@ -267,22 +297,15 @@ class Services:
     def sqlalchemy_url(self) -> str:
         return urls.sqlalchemy_url(self.database_conninfo)
 
-    def revive(self) -> None:
-        """Bring embedded servers back that a crash took down; call it before connecting again.
+    def revive_redis(self) -> None:
+        """As `Database.revive`, for the broker; may take minutes where that cannot be started."""
+        if self.embedded_redis:
+            embedded.revive(self.home, database=False)
 
-        Cheap while they run, and nothing at all where both URLs are given. Servers that were
-        stopped by command stay so. Raises `EmbeddedError`.
-        """
-        if self.embedded_database or self.embedded_redis:
-            embedded.revive(self.home, database=self.embedded_database, redis=self.embedded_redis)
-
-    def keep(self) -> None:
-        """Count as a user of the embedded servers again, where those it knew have ended since.
-
-        Cheap while they run, and nothing at all where both URLs are given. Raises `EmbeddedError`.
-        """
-        if self.embedded_database or self.embedded_redis:
-            embedded.ensure(self.home, database=self.embedded_database, redis=self.embedded_redis)
+    def keep_redis(self) -> None:
+        """As `Database.keep`, for the broker."""
+        if self.embedded_redis:
+            embedded.keep(self.home, database=False)
 
 
 class _Cache:
@@ -295,6 +318,7 @@ class _Cache:
 
     def forget(self) -> None:
         self.settings: Settings | None = None
+        self.database: Database | None = None
         self.services: Services | None = None
 
 
@@ -328,10 +352,34 @@ def services() -> Services:
         return _cache.services
 
 
+def database() -> Database:
+    """The control database, settled once; a given one whatever becomes of an embedded broker.
+
+    Raises as `services`, which it calls where the database is embedded.
+    """
+    with _cache.lock:
+        if _cache.database is None:
+            found = settings()
+            _cache.database = _given_database(found) or _embedded_database(services())
+        return _cache.database
+
+
+def _given_database(found: Settings) -> Database | None:
+    if found.database_url is None:
+        return None
+    conninfo = direct = _conninfo(found.database_url, "DATABASE_URL")
+    if found.database_direct_url is not None:
+        direct = _conninfo(found.database_direct_url, "DATABASE_DIRECT_URL")
+    return Database(conninfo, direct, False, found.home)
+
+
+def _embedded_database(found: Services) -> Database:
+    return Database(found.database_conninfo, found.direct_conninfo, True, found.home)
+
+
 def _settle(found: Settings) -> Services:
-    database = None
-    if found.database_url is not None:
-        database = _conninfo(found.database_url, "DATABASE_URL")
+    given = _given_database(found)
+    database = None if given is None else given.conninfo
     redis = None if found.redis_url is None else found.redis_url.get_secret_value().strip()
     if database is None or redis is None:
         endpoints = embedded.ensure(
@@ -343,12 +391,9 @@ def _settle(found: Settings) -> Services:
         _notice(found)
         database = endpoints.database_conninfo if database is None else database
         redis = endpoints.redis_url if redis is None else redis
-    direct = database
-    if found.database_direct_url is not None:
-        direct = _conninfo(found.database_direct_url, "DATABASE_DIRECT_URL")
     return Services(
         database_conninfo=database,
-        direct_conninfo=direct,
+        direct_conninfo=database if given is None else given.direct_conninfo,
         redis_url=redis,
         embedded_database=found.uses_embedded_database,
         embedded_redis=found.uses_embedded_redis,

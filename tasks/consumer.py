@@ -6,6 +6,7 @@ Celery's own lines print the whole body, and a body that is not a wake-up may ho
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from celery import signals
 from celery.worker.consumer import Consumer as CeleryConsumer
 from kombu.exceptions import OperationalError
 
-from tasks import inspection
+from tasks import embedded_broker, inspection
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 4.0
@@ -33,13 +34,24 @@ class Consumer(CeleryConsumer):
 
     def ensure_connected(self, conn: Any) -> Any:
         # Celery's own pause grows to 30 s, which runs would wait for once Redis is back.
-        conn.ensure_connection = partial(
+        ensure = partial(
             conn.ensure_connection,
             interval_start=FIRST_PAUSE_SECONDS,
             interval_step=FIRST_PAUSE_SECONDS,
             interval_max=LONGEST_PAUSE_SECONDS,
         )
-        return super().ensure_connected(conn)
+
+        def ensured(errback: Callable[[Exception, float], object], *args: Any, **kw: Any) -> Any:
+            def failed(error: Exception, interval: float) -> None:
+                embedded_broker.bring_back()
+                errback(error, interval)
+
+            return ensure(failed, *args, **kw)
+
+        conn.ensure_connection = ensured
+        connected = super().ensure_connected(conn)
+        embedded_broker.keep()
+        return connected
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
         drop(message, self.connection_errors, "it is not a task")

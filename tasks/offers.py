@@ -17,7 +17,7 @@ from typing import Any
 import kombu.pools
 
 from dispatch.ports import Capacity, Offer
-from tasks import wakeup
+from tasks import embedded_broker, wakeup
 from tasks.app import App, app
 from tasks.breaker import Breaker
 from tasks.broker import ANSWER_SECONDS, message_priority
@@ -51,9 +51,14 @@ def publish(offers: Sequence[Offer]) -> int:
             # A pooled connection from before an outage fails at once, and the next try connects
             # anew; that some wake-ups go out twice does no harm.
             if last or time.monotonic() - started > _AT_ONCE_SECONDS:
-                breaker.failed(error)
+                _failed(error)
                 break
     return 0
+
+
+def _failed(error: Exception) -> None:
+    breaker.failed(error)
+    embedded_broker.bring_back()
 
 
 def _together(producer: Any, count: int) -> AbstractContextManager[Any]:
@@ -100,7 +105,7 @@ def capacity(queue: str) -> Capacity:
             return Capacity(slots, queued)
         except Exception as error:
             if last or time.monotonic() - started > _AT_ONCE_SECONDS:
-                breaker.failed(error)
+                _failed(error)
                 break
     return Capacity(slots, 0)
 

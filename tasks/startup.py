@@ -40,9 +40,9 @@ def require_database() -> None:
     The embedded one is brought up to date here; a given one never is, unasked.
     """
     try:
-        endpoints = settings.services()
+        database = settings.database()
         _reach_database()
-        if endpoints.embedded_database:
+        if database.is_embedded:
             migrations.upgrade(session.engine())
         migrations.require_current(session.engine())
     except (SettingsError, EmbeddedError, MigrationMissing) as error:
@@ -89,6 +89,10 @@ def require_broker() -> None:
     """
     from tasks.app import app
 
+    try:
+        settings.services()
+    except EmbeddedError as error:
+        _fail(error)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:

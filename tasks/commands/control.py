@@ -30,11 +30,11 @@ def require_database(*, may_create: bool = False) -> None:
     """
     if not may_create:
         require_state()
-    endpoints = settings.services()
+    database = settings.database()
     engine = session.engine()
     if migrations.status(engine).is_current:
         return
-    if endpoints.embedded_database:
+    if database.is_embedded:
         migrations.upgrade(engine)
     migrations.require_current(engine)
 

@@ -339,6 +339,45 @@ def test_processes_that_outlive_a_forced_stop_are_users_of_the_next_servers(home
         user.communicate()
 
 
+def test_keep_starts_nothing_and_raises_nothing(home: Path) -> None:
+    embedded.keep(home)
+    assert not home.exists()
+    embedded.ensure(home)
+    embedded.stop(home)
+    embedded.keep(home)
+    assert not embedded.status(home).running
+    with other_user(home) as user:
+        embedded.keep(home, redis=False)
+        assert set(embedded.status(home).used_by) == {user.pid, os.getpid()}
+
+
+@needs_linux
+def test_keep_does_not_wait_for_a_supervisor_that_hangs(home: Path) -> None:
+    embedded.ensure(home)
+    embedded.stop(home)
+    with other_user(home):
+        supervisor = supervisor_pid(home)
+        os.kill(supervisor, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            embedded.keep(home)
+            assert time.monotonic() - began < 5
+        finally:
+            os.kill(supervisor, signal.SIGCONT)
+
+
+@needs_linux
+def test_one_server_is_brought_back_without_the_other(home: Path) -> None:
+    """A Valkey that cannot be started does not keep the database away."""
+    embedded.ensure(home)
+    os.kill(supervisor_pid(home), signal.SIGKILL)
+    wait_for("PostgreSQL ends", lambda: not is_locked(home / "postgres.lock"))
+    embedded.revive(home, redis=False)
+    assert embedded.status(home).servers == ("postgres",)
+    embedded.revive(home, database=False)
+    assert embedded.status(home).servers == ("postgres", "valkey")
+
+
 def test_data_outlive_a_stop(home: Path) -> None:
     database = embedded.ensure(home).database_conninfo
     with psycopg.connect(database) as connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -15,7 +16,7 @@ from sqlalchemy.orm import Session
 from support.proxy import before_database
 from support.waiting import until
 
-from db import session, statements
+from db import embedded, session, statements
 from db.link import POINT_PLANS, Link
 
 
@@ -198,6 +199,24 @@ def test_an_unreachable_server_is_an_error_soon(configure: Callable[..., Any]) -
         session.connect()
     assert time.monotonic() - began < 10
     assert "hidden" not in str(raised.value)
+
+
+def test_a_broken_embedded_valkey_leaves_a_given_database_alone__R_T4(
+    database: str, configure: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where other processes' connections, or the first one here, come while it is broken."""
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise embedded.EmbeddedError("the embedded valkey cannot be started")
+
+    configure(DATABASE_URL=database, REDIS_URL=None, CLAIMCHECK_HOME=tmp_path / "home")
+    for name in ("ensure", "revive", "keep"):
+        monkeypatch.setattr(embedded, name, broken)
+    for _ in range(2):
+        with session.connect() as connection:
+            assert setting(connection, "application_name") == "claimcheck"
+        with session.transaction() as transaction:
+            assert statements.rows(transaction, "select 1 as one") == [{"one": 1}]
 
 
 # Statements

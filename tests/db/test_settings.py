@@ -245,7 +245,8 @@ def test_given_services_are_used_as_they_are(configure: Configure) -> None:
     assert conninfo.conninfo_to_dict(found.direct_conninfo)["port"] == "2"
     assert found.redis_url == "redis://127.0.0.1:3/0"
     assert (found.embedded_database, found.embedded_redis) == (False, False)
-    found.revive()
+    settings.database().revive()
+    found.revive_redis()
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(found.database_conninfo)
     assert settings.services() is found
@@ -328,7 +329,7 @@ import os, sys
 from db import settings
 settings.services()
 child = os.fork()
-settings.services().revive()
+settings.database().revive()
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """

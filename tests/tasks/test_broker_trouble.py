@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+from support.app import forget_connections
 from support.processes import Redis
 from support.waiting import until
+
+from db import embedded
+from db.embedded.server import peer_pid
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One that the embedded servers' account may pass through, and short enough for sockets."""
+    made = Path(tempfile.mkdtemp(prefix="cc-test-"))
+    made.chmod(0o711)
+    try:
+        yield made
+    finally:
+        if (made / "home" / "place.json").exists():
+            embedded.remove(made / "home")
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def started(folder: Path) -> int:
@@ -55,3 +77,23 @@ def test_broker_that_breaks_again_while_a_worker_starts_does_not_end_it(
         assert trigger.delay("noop", result=7).get(timeout=20) == 7
         assert "Timeout reading from socket" in running.output()
         assert "Unrecoverable" not in running.output()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a server outlives its supervisor")
+def test_an_embedded_valkey_is_brought_back_by_whoever_misses_it__R_T4(
+    worker: Any, trigger: Any, job: Any, configure: Any, folder: Path
+) -> None:
+    """The database is a given one, so nothing but the broker's own failure tells of it."""
+    job("noop", overlap="allow")
+    home = folder / "home"
+    configure(REDIS_URL=None, CLAIMCHECK_HOME=home)
+    forget_connections()
+    with worker(REDIS_URL="", CLAIMCHECK_HOME=str(home)):
+        assert trigger.delay("noop", result=1).get(timeout=20) == 1
+        sockets = embedded.status(home).sockets
+        assert sockets is not None
+        supervisor = peer_pid(sockets.parent / "control")
+        assert supervisor
+        os.kill(supervisor, signal.SIGKILL)
+        until("it to be gone", lambda: peer_pid(sockets / "valkey.sock") is None)
+        until("the worker to bring it back", lambda: embedded.status(home).servers == ("valkey",))
