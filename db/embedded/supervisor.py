@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import selectors
 import signal
@@ -231,7 +232,7 @@ class Supervisor:
         """Start again what died by itself: at once, but with a doubling pause in a crash loop."""
         for name in sorted(self.wanted):
             now = time.monotonic()
-            retry_at = self.retry_at.get(name, 0.0)
+            retry_at = self.retry_at.get(name, -math.inf)
             if self.ending or self.servers[name].running or now < retry_at:
                 continue
             calm = now - retry_at > _CALM_SECONDS

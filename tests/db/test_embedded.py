@@ -29,6 +29,7 @@ from db.embedded.place import Account, Place
 from db.embedded.postgres import Postgres
 from db.embedded.server import peer_pid
 from db.embedded.supervisor import Supervisor
+from db.embedded.valkey import Valkey
 
 ROOT = Path(__file__).resolve().parents[2]
 IS_ROOT = os.geteuid() == 0
@@ -488,6 +489,21 @@ def test_an_orphan_is_stopped_cleanly_before_the_next_start(
     log = (home / "embedded.log").read_text()
     assert "stopping it" in log
     assert "not properly shut down" not in log
+
+
+def test_a_server_that_ends_within_a_minute_of_the_machines_start_is_mended(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The monotonic clock counts from there, so that nothing seems calm yet."""
+    supervisor = Supervisor(home)
+    supervisor.servers = {"valkey": Valkey(Place(home, home, home, None))}
+    supervisor.wanted = {"valkey"}
+    started: list[str] = []
+    monkeypatch.setattr(supervisor, "_start", started.append)
+    monkeypatch.setattr("db.embedded.supervisor.time.monotonic", lambda: 12.0)
+    supervisor._mend()
+    assert started == ["valkey"]
+    assert supervisor.retry_at["valkey"] > 12.0
 
 
 def test_a_half_made_database_is_made_anew(home: Path) -> None:
