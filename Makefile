@@ -34,7 +34,7 @@ $(VENV)/.developer: $(VENV)/.python pyproject.toml
 demo: $(VENV)/.user ## Replicate real data from one database to another and show it
 	@$(BIN)/celery -A tasks demo
 
-test: setup ## Run the tests (on the embedded services, or on CLAIMCHECK_TEST_DATABASE_URL)
+test: setup ## Run the tests (on embedded services, or on CLAIMCHECK_TEST_DATABASE_URL and _REDIS_URL)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: setup ## Check style, types and the direction of imports

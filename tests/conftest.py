@@ -1,9 +1,10 @@
 """What every test may lean on: servers, fresh databases, and an environment of its own.
 
-Servers that run already are used when they are given, by `CLAIMCHECK_TEST_DATABASE_URL` (or
-`DATABASE_URL`) and `CLAIMCHECK_TEST_REDIS_URL` (or `REDIS_URL`); else the embedded ones are
-started for this session in a folder of their own and stopped at its end. Tests make databases
-with unique names on a given server and drop them; they never touch another one.
+Servers that run already are used when they are given, by `CLAIMCHECK_TEST_DATABASE_URL` and
+`CLAIMCHECK_TEST_REDIS_URL`; else the embedded ones are started for this session in a folder of
+their own and stopped at its end. `DATABASE_URL` and `REDIS_URL` are not looked at: the shell may
+have them set for production. Tests make databases with unique names on a given server and drop
+them; they never touch another one. On a given broker they use queues with unique names.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from psycopg import conninfo, sql
 from db import embedded, migrations, settings
 
 # Read before any test: the tests themselves must not see a developer's own settings.
-GIVEN_DATABASE = os.environ.get("CLAIMCHECK_TEST_DATABASE_URL") or os.environ.get("DATABASE_URL")
-GIVEN_REDIS = os.environ.get("CLAIMCHECK_TEST_REDIS_URL") or os.environ.get("REDIS_URL")
+GIVEN_DATABASE = os.environ.get("CLAIMCHECK_TEST_DATABASE_URL")
+GIVEN_REDIS = os.environ.get("CLAIMCHECK_TEST_REDIS_URL")
 
 # What a thread of the app does behind the end of its test reaches no server, and starts none.
 os.environ["DATABASE_URL"] = "postgresql://127.0.0.1:1/between-tests"

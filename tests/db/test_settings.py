@@ -343,3 +343,20 @@ if child:
     )
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_tests_own_servers_are_never_those_of_the_shells_settings() -> None:
+    """Who has exported a production database and types `make test` tests nothing there."""
+    shell = {"DATABASE_URL": "postgresql://h/production", "REDIS_URL": "redis://h/0"}
+    tests = {"CLAIMCHECK_TEST_DATABASE_URL": "dbname=t", "CLAIMCHECK_TEST_REDIS_URL": "redis://t"}
+    code = "import conftest; print(conftest.GIVEN_DATABASE, conftest.GIVEN_REDIS)"
+    for given, expected in ((shell, "None None"), (shell | tests, "dbname=t redis://t")):
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", **given},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert result.stdout.strip() == expected, result.stderr
