@@ -90,6 +90,22 @@ def lost_run(rows: Rows, job: str) -> Any:
     return run["id"]
 
 
+def test_a_beat_opens_no_keyring(
+    beat: Callable[..., Running], job: Any, rows: Rows, tmp_path: Path
+) -> None:
+    """Recovery, retry and schedules copy what is sealed: fewer hosts need the key."""
+    for name in ("noop", "other"):
+        job(name, "noop", {"retry": {"backoff": 0}})
+    beat(CLAIMCHECK_KEYRING_FILE=str(tmp_path / "none.json"))
+    lost = lost_run(rows, "noop")
+    new_schedule(rows, "other", 3600)
+    until("a fired slot", lambda: slots(rows) == 1)
+    until(
+        "the retry of the lost run",
+        lambda: rows("select from job_run where previous_run_id = %s", lost),
+    )
+
+
 def test_a_schedule_becomes_a_finished_run_without_further_options__R_D1(
     beat: Any, worker: Any, job: Any, rows: Rows
 ) -> None:
