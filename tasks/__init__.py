@@ -3,7 +3,14 @@
 ``from tasks import app, trigger, handler`` is the Python API; ``celery -A tasks`` the command.
 """
 
-from dispatch.context import HandlerFailure, PermanentFailure, RunContext, RunStopped, Snooze
+from dispatch.context import (
+    HandlerFailure,
+    Outcome,
+    PermanentFailure,
+    RunContext,
+    RunStopped,
+    Snooze,
+)
 from dispatch.errors import (
     ClaimcheckError,
     DatabaseUnavailable,
@@ -31,6 +38,7 @@ __all__ = [
     "JobDisabled",
     "NotCancellable",
     "NotRetryable",
+    "Outcome",
     "OverlapRefused",
     "PermanentFailure",
     "RunContext",
