@@ -21,9 +21,10 @@ class Noun(click.Command):
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         # Click goes on with the context's own command, which is the real one.
-        return self._load().make_context(*arguments, **options)
+        return self.load().make_context(*arguments, **options)
 
-    def _load(self) -> click.Command:
+    def load(self) -> click.Command:
+        """The real command."""
         module, _, attribute = self._target.partition(":")
         found = getattr(importlib.import_module(f"tasks.commands.{module}"), attribute)
         assert isinstance(found, click.Command)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks.commands import page as commands_page
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _IMPORT = re.compile(r"^from tasks import .*$", re.MULTILINE)
@@ -29,6 +31,20 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
             assert heading in {anchor(title) for title in titles}, (target.name, heading)
 
 
+def test_page_of_commands_is_what_they_say_of_themselves() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text()
+    assert text == commands_page.page(), "python -m tasks.commands.page > docs/commands.md"
+
+
 def anchor(title: str) -> str:
     """As GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def test_every_command_takes_json() -> None:
+    silent = [
+        " ".join(words)
+        for words, command in commands_page.commands()
+        if "as_json" not in {parameter.name for parameter in command.params}
+    ]
+    assert silent == []
