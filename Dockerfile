@@ -6,7 +6,7 @@ ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 CLAIMCHECK_REQUIRE_SERVICES=1
 
 RUN useradd --create-home --uid 10001 claimcheck
 WORKDIR /app
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY db db
 COPY dispatch dispatch
 COPY tasks tasks
