@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from db import settings
+
 SETTING = "CLAIMCHECK_KEYRING_FILE"
 KEY_BYTES = 32
 _LARGEST_FILE = 1024 * 1024
@@ -140,6 +142,16 @@ def load_or_init(path: str | os.PathLike[str]) -> Keyring:
             if not where.exists():
                 raise
     return Keyring.load(where)
+
+
+def in_force() -> Keyring:
+    """This process's keyring, created on first use beside the embedded database only.
+
+    Raises SettingsError and KeyringError.
+    """
+    found = settings.settings()
+    path = found.keyring_path()
+    return load_or_init(path) if found.keyring_may_be_created else Keyring.load(path)
 
 
 def add_version(

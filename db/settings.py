@@ -24,6 +24,7 @@ from db import embedded, urls
 from db.urls import SettingsError, parse_database_url
 
 __all__ = [
+    "NOTICED",
     "VARIABLES",
     "Database",
     "Services",
@@ -98,7 +99,7 @@ class Settings(BaseSettings):
     @classmethod
     def _check_database_url(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None:
-            urls.check_database_url(value.get_secret_value())
+            urls.conninfo_of(value.get_secret_value())
         return value
 
     @field_validator("redis_url")
@@ -165,8 +166,11 @@ VARIABLES: dict[str, str] = {
 """Environment variable -> field of `Settings`."""
 
 _PREFIX = "CLAIMCHECK_"
-_OTHERS = ("CLAIMCHECK_TEST_", "CLAIMCHECK_BENCH_", "CLAIMCHECK_NOTICED")
+_OTHERS = ("CLAIMCHECK_TEST_", "CLAIMCHECK_BENCH_")
 """Variables of the tests and benchmarks, which are no settings."""
+
+NOTICED = "_CLAIMCHECK_NOTICED"
+"""In the environment of a process whose user has been told which servers are embedded."""
 
 _KINDS = {
     "float_parsing": "is not a number",
@@ -417,7 +421,6 @@ def _notice(found: Settings) -> None:
         f"claimcheck: using the embedded {servers} in {found.home} "
         f"({names} {'are' if len(used) > 1 else 'is'} not set)"
     )
-    # A command that runs others for its user (the demo) has said it for them.
-    if text not in _cache.noticed and "CLAIMCHECK_NOTICED" not in os.environ:
+    if text not in _cache.noticed and NOTICED not in os.environ:
         _cache.noticed.add(text)
         print(text, file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ class SettingsError(Exception):
     """A setting is missing or cannot be used. The message names it and the way out."""
 
 
-def check_database_url(value: str) -> str:
+def conninfo_of(value: str) -> str:
     """Returns the libpq conninfo for any accepted spelling. Raises `ValueError`.
 
     Accepted: `postgresql://` and `postgres://` (libpq's, SQLAlchemy's with or without a driver,
@@ -129,7 +129,7 @@ def _conninfo_options(value: str) -> dict[str, str]:
 def parse_database_url(name: str, value: str) -> str:
     """libpq conninfo of the URL that the variable `name` holds. Raises `SettingsError`."""
     try:
-        return check_database_url(value)
+        return conninfo_of(value)
     except ValueError as error:
         message = f"{name}: {error}"
     raise SettingsError(message)

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
 
+DEFAULT_QUEUE = "runs"
+"""Where the wake-ups go of a job that names no queue."""
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:

@@ -15,6 +15,7 @@ from uuid import UUID
 from db import statements
 from db.statements import AnyConnection
 from dispatch.handlers import REPLICATE
+from dispatch.ports import DEFAULT_QUEUE
 
 _SQL = statements.load("waiting")
 _COMMAND = "celery -A tasks"
@@ -132,7 +133,7 @@ def _behind(row: dict[str, Any]) -> str | None:
 
 def _workers(row: dict[str, Any], takers: Sequence[Taker]) -> list[str]:
     queue, handler = row["queue"], row["handler"]
-    option = "" if queue == "runs" else f" -Q {queue}"
+    option = "" if queue == DEFAULT_QUEUE else f" -Q {queue}"
     if not takers:
         return [f"no worker answers: {_COMMAND} worker{option}"]
     serving = [taker for taker in takers if queue in taker.queues]

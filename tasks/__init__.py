@@ -24,8 +24,8 @@ from dispatch.errors import (
     UnknownJob,
     UnknownRun,
 )
-from tasks import children as _children  # noqa: F401 (adds a step to Celery's worker)
 from tasks import hooks as _hooks  # noqa: F401 (connects Celery's signals)
+from tasks import pool as _pool  # noqa: F401 (adds a step to Celery's worker)
 from tasks.app import app
 from tasks.handlers import handler
 from tasks.trigger import trigger

@@ -14,10 +14,9 @@ from celery import Celery
 
 from db import settings
 from db.settings import SettingsError
+from dispatch.ports import DEFAULT_QUEUE
 from dispatch.redaction import RedactingFilter
 from tasks import broker, canvas, wakeup
-
-DEFAULT_QUEUE = "runs"
 
 
 class Configuration:

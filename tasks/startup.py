@@ -57,9 +57,7 @@ def require_database() -> None:
 def require_keyring() -> Keyring:
     """The keyring, created on first use beside the embedded database only. Raises SystemExit."""
     try:
-        found = settings.settings()
-        path = found.keyring_path()
-        return keyring.load_or_init(path) if found.keyring_may_be_created else Keyring.load(path)
+        return keyring.in_force()
     except (SettingsError, KeyringError) as error:
         _fail(error)
 

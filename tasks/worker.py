@@ -20,9 +20,8 @@ from db.keyring import Keyring, KeyringError
 from dispatch import children, enqueue, offers
 from dispatch.coordinator import WorkerDispatchCoordinator
 from dispatch.enqueue import RunHandle
-from dispatch.ports import Capacity, Ports
+from dispatch.ports import DEFAULT_QUEUE, Capacity, Ports
 from tasks import handlers, identity
-from tasks.app import DEFAULT_QUEUE
 from tasks.drain import Level, bells, grace, stop_grace
 from tasks.ports import PORTS
 
@@ -74,14 +73,9 @@ class Keys:
     """The keyring file as it is now: read again where it has changed, kept where that fails."""
 
     def __init__(self) -> None:
-        found = settings.settings()
-        self._path = found.keyring_path()
+        self._path = settings.settings().keyring_path()
         self._stamp = self._look()
-        self._keys = (
-            keyring.load_or_init(self._path)
-            if found.keyring_may_be_created
-            else Keyring.load(self._path)
-        )
+        self._keys = keyring.in_force()
 
     def __call__(self) -> Keyring:
         stamp = self._look()

@@ -15,6 +15,7 @@ from dispatch.definitions.fields import Fields, check_name
 from dispatch.definitions.scheduledefinition import ScheduleDefinition, parse_schedule
 from dispatch.handlers import REPLICATE
 from dispatch.policy import DEFAULT_BACKOFF_SECONDS, DESTRUCTIVE_MODE
+from dispatch.ports import DEFAULT_QUEUE
 
 COMMON_KEYS = (
     "retry", "timeout", "overlap", "concurrency", "queue", "priority", "schedules", "enabled",
@@ -35,7 +36,6 @@ _SIDE_KEYS = {
 }
 """Replication's keys that stand one level deeper, for whoever writes them beside ``mode``."""
 OVERLAPS = ("skip", "queue", "allow")
-DEFAULT_QUEUE = "runs"
 DEFAULT_MAX_ATTEMPTS = 3
 MOST_ATTEMPTS = 1000
 LARGEST_LIMIT = 10_000

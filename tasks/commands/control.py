@@ -44,6 +44,4 @@ def open_keyring() -> Keyring:
 
     Raises SettingsError and KeyringError.
     """
-    found = settings.settings()
-    path = found.keyring_path()
-    return keyring.load_or_init(path) if found.keyring_may_be_created else Keyring.load(path)
+    return keyring.in_force()

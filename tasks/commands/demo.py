@@ -38,7 +38,7 @@ SOURCE, SINK = "claimcheck_demo_source", "claimcheck_demo_sink"
 JOBS = {"flights": "flights", "late-departures": "late_departures"}
 FLIGHTS = 336_776
 CELERY = [sys.executable, "-m", "celery", "-A", "tasks"]
-QUIET = {"CLAIMCHECK_NOTICED": "1"}  # which servers are used was said once, at the top
+QUIET = {settings.NOTICED: "1"}  # which servers are used was said once, at the top
 
 
 class DemoFailed(click.ClickException):

@@ -205,7 +205,7 @@ def test_database_urls_of_every_spelling(
     ],
 )
 def test_sqlalchemy_connects_as_libpq_would(database: str) -> None:
-    given = urls.check_database_url(database)
+    given = urls.conninfo_of(database)
     url = sqlalchemy.make_url(urls.sqlalchemy_url(given))
     _, arguments = url.get_dialect()().create_connect_args(url)
     kept = {name: value for name, value in arguments.items() if value not in (None, "")}
@@ -269,6 +269,18 @@ def test_an_unset_url_means_the_embedded_server_and_is_said_once(
     assert told.err.count("embedded PostgreSQL and Valkey") == 1
     assert str(home) in told.err
     assert embedded.status(home).idle_seconds == 77
+
+
+def test_who_was_told_by_the_process_before_is_not_told_again(
+    configure: Configure,
+    home: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(settings.NOTICED, "1")
+    configure(CLAIMCHECK_HOME=home, DATABASE_URL="host=127.0.0.1 port=1 dbname=d")
+    settings.services()
+    assert capfd.readouterr().err == ""
 
 
 def test_database_and_broker_are_independent(

@@ -1,4 +1,4 @@
-"""The children of a prefork pool: one that dies is noticed at once (R-L5)."""
+"""The processes of a prefork pool: one that dies is noticed at once (R-L5)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tasks.app import app
 AGAIN_SECONDS = (0.01, 0.05, 0.2, 1.0)
 
 
-class Watch(bootsteps.StartStopStep):
-    """Looks at a child again after its pipe broke.
+class PoolWatch(bootsteps.StartStopStep):
+    """Looks at a process again after its pipe broke.
 
     A dying process closes its files a moment before its end can be waited for, the more so the
     more threads it has. Celery looks in that moment, sees it alive, and looks again after 5 s.
@@ -34,4 +34,4 @@ class Watch(bootsteps.StartStopStep):
         pool._event_process_exit = noticed
 
 
-app.steps["worker"].add(Watch)
+app.steps["worker"].add(PoolWatch)
