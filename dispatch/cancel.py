@@ -5,21 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-import psycopg
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from db import session, statements
-from db.failures import first_line, is_connection_lost, sqlstate
+from db.failures import sqlstate
 from dispatch import parameters
-from dispatch.errors import DatabaseUnavailable, NotCancellable, TriggerBusy, UnknownRun
+from dispatch.errors import NotCancellable, TriggerBusy, UnknownRun
 from dispatch.lifecycle import JobRunStatus
 from dispatch.ports import Ports, RunEvent
+from dispatch.settled import settled
 
 LOCK_SECONDS = 2.0
 PATIENCE_SECONDS = 5.0
 _RACES = 20
-_ATTEMPTS = 3
 _SQL = statements.load("cancel")
 
 
@@ -90,30 +88,22 @@ def cancel(ports: Ports, run_id: UUID | str, *, actor: str) -> CancelAnswer:
     It is repeated where its commit got no answer, which changes nothing more (R-R7).
 
     Raises UnknownRun and NotCancellable; TriggerBusy where another transaction holds the run;
-    DatabaseUnavailable where the control database is away.
+    DatabaseUnavailable where the control database is away, so that it may be stored.
     """
-    changed = False
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            with session.transaction(
-                lock_seconds=LOCK_SECONDS, patience=PATIENCE_SECONDS
-            ) as connection:
-                answer = request_cancel(connection, run_id, actor=actor)
-            break
-        except (psycopg.Error, DBAPIError) as error:
-            if sqlstate(error) in {"55P03", "40P01"}:
-                raise TriggerBusy(
-                    f"another open transaction holds run {run_id}; nothing was changed. "
-                    "Try again when that has ended"
-                ) from None
-            if not is_connection_lost(error):
-                raise
-            if attempt == _ATTEMPTS:
-                raise DatabaseUnavailable(
-                    "the control database (DATABASE_URL) is away, so the cancel may not be "
-                    f"stored: {first_line(error)}"
-                ) from None
-            changed = True
+
+    def once() -> CancelAnswer:
+        with session.transaction(
+            lock_seconds=LOCK_SECONDS, patience=PATIENCE_SECONDS
+        ) as connection:
+            return request_cancel(connection, run_id, actor=actor)
+
+    answer, changed = settled(
+        once,
+        f"the cancel of run {run_id}",
+        refuse=lambda error: _raise_busy(error, run_id),
+        # How the run stands answers a cancel, whether an earlier attempt landed or not.
+        tells=(NotCancellable, UnknownRun),
+    )
     if answer.event is not None:
         ports.emit(answer.event)
     if changed and not answer.changed:
@@ -123,6 +113,14 @@ def cancel(ports: Ports, run_id: UUID | str, *, actor: str) -> CancelAnswer:
             answer.cancellation_warning,
         )  # fmt: skip
     return answer
+
+
+def _raise_busy(error: BaseException, run_id: UUID | str) -> None:
+    if sqlstate(error) in {"55P03", "40P01"}:
+        raise TriggerBusy(
+            f"another open transaction holds run {run_id}; nothing was changed. "
+            "Try again when that has ended"
+        ) from None
 
 
 def _event(row: dict[str, object]) -> RunEvent:

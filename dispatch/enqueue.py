@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,11 +19,10 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from db import session, settings, statements
-from db.failures import driver_error, first_line, is_connection_lost, sqlstate
+from db.failures import sqlstate
 from db.statements import AnyConnection
 from dispatch import offers, parameters
 from dispatch.deadlines import sign_of_life
@@ -37,12 +36,12 @@ from dispatch.errors import (
 from dispatch.handlers import REPLICATE
 from dispatch.names import unknown
 from dispatch.ports import Offer, Ports
+from dispatch.settled import settled
 
 MAX_CHAIN_BYTES = 1024 * 1024
 PATIENCE_SECONDS = 5.0
 """How long `submit` waits for an answer of the database before it calls the outcome unknown."""
 _RACES = 10
-_ATTEMPTS = 3
 
 _SQL = statements.load("enqueue")
 
@@ -280,41 +279,31 @@ def submit(
     again (R-T4). A commit of unknown outcome is settled by repeating it under the same id (R-R7).
 
     Raises UnknownJob, JobDisabled, InvalidParameters; TriggerBusy where another open transaction
-    was waited for for a second; DatabaseUnavailable where the control database is away.
+    was waited for for a second; none of these stored anything. DatabaseUnavailable where the
+    control database is away; it names the id under which to repeat what may be stored.
     """
     trigger = Trigger.of(job, params, **options)
-    is_uncertain = False
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            handle = _admit_alone(trigger)
-            if is_uncertain and handle.run_id == trigger.run_id:
-                # Stored by the attempt whose answer was lost, as far as anybody can tell.
-                handle = replace(handle, created=True)
-            break
-        except PoolTimeout:
-            raise DatabaseUnavailable(
-                "all connections of this process to the control database are busy; nothing was "
-                "stored"
-            ) from None
-        except (psycopg.Error, DBAPIError) as error:
-            if sqlstate(error) == "23503":
-                continue  # R-T6's race took the run from under its key, so neither was stored
-            raise_refusal(error, f"job {job!r}")
-            if not is_connection_lost(error):
-                raise
-            if attempt == _ATTEMPTS or isinstance(driver_error(error), session.DeadlineExceeded):
-                raise DatabaseUnavailable(
-                    f"the control database (DATABASE_URL) is away, so the trigger of {job!r} may "
-                    f"not be stored: {first_line(error)}. Repeat it with this id; a run that was "
-                    f"stored is not doubled: trigger.apply_async(({job!r},), {{...}}, task_id="
-                    f"{str(trigger.run_id)!r})"
-                ) from None
-            is_uncertain = True
-    else:
-        raise _outrun(job)
+    handle, is_repeated = settled(
+        lambda: _admit_past_races(trigger),
+        f"the trigger of {job!r}",
+        refuse=lambda error: raise_refusal(error, f"job {job!r}"),
+        advice=". Repeat it with this id; a run that was stored is not doubled: "
+        f"trigger.apply_async(({job!r},), {{...}}, task_id={str(trigger.run_id)!r})",
+    )
+    if is_repeated and handle.run_id == trigger.run_id:
+        # Stored by the attempt whose answer was lost, as far as anybody can tell.
+        handle = replace(handle, created=True)
     if handle.offerable:
         offers.publish(ports, [handle.offer])
     return handle
+
+
+def _admit_past_races(trigger: Trigger) -> RunHandle:
+    for _ in range(_RACES):
+        # R-T6's race took the run from under its key, so neither was stored.
+        with suppress(psycopg.errors.ForeignKeyViolation):
+            return _admit_alone(trigger)
+    raise _outrun(trigger.job)
 
 
 def _admit_alone(trigger: Trigger) -> RunHandle:

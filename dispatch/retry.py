@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from db import session, statements
-from db.failures import first_line, is_connection_lost, sqlstate
+from db.failures import sqlstate
 from dispatch import offers, parameters
 from dispatch.enqueue import RunHandle, raise_refusal
-from dispatch.errors import DatabaseUnavailable, NotRetryable, OverlapRefused, UnknownRun
+from dispatch.errors import NotRetryable, OverlapRefused, UnknownRun
 from dispatch.ports import Ports
+from dispatch.settled import settled
 
 LOCK_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
-_ATTEMPTS = 3
 
 _SQL = statements.load("retry")
 
@@ -77,25 +76,23 @@ def retry(ports: Ports, run_id: UUID | str, *, actor: str) -> RunHandle:
     """`retry_run` in a transaction of its own, then the offer. A lost commit is settled (R-R7).
 
     Raises what `retry_run` does; TriggerBusy after a second behind another transaction;
-    DatabaseUnavailable where the control database is away.
+    DatabaseUnavailable where the control database is away, so that it may be stored.
     """
     created = uuid4()
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            with session.transaction(
-                lock_seconds=LOCK_SECONDS, patience=PATIENCE_SECONDS
-            ) as connection:
-                handle = retry_run(connection, run_id, actor=actor, new_run_id=created)
-            break
-        except (psycopg.Error, DBAPIError) as error:
-            raise_refusal(error, f"run {run_id}")
-            if not is_connection_lost(error):
-                raise
-            if attempt == _ATTEMPTS:
-                raise DatabaseUnavailable(
-                    "the control database (DATABASE_URL) is away, so the retry may not be stored: "
-                    f"{first_line(error)}"
-                ) from None
+
+    def once() -> RunHandle:
+        with session.transaction(
+            lock_seconds=LOCK_SECONDS, patience=PATIENCE_SECONDS
+        ) as connection:
+            return retry_run(connection, run_id, actor=actor, new_run_id=created)
+
+    handle, _ = settled(
+        once,
+        f"the retry of run {run_id}",
+        refuse=lambda error: raise_refusal(error, f"run {run_id}"),
+        advice=f". See it with: celery -A tasks run show {run_id}",
+        tells=(UnknownRun,),
+    )
     offers.publish(ports, [handle.offer])
     return handle
 

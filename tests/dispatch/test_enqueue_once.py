@@ -20,11 +20,13 @@ from run_support import (
     stored,
     waits_for_a_lock,
 )
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from support.waiting import until
 
+from db import session
 from dispatch import enqueue as enqueueing
 from dispatch.enqueue import enqueue, submit
-from dispatch.errors import InvalidParameters
+from dispatch.errors import DatabaseUnavailable, InvalidParameters
 
 # --- idempotency (R-T5) -------------------------------------------------------------------------
 
@@ -315,3 +317,54 @@ def test_a_commit_whose_answer_was_lost_is_settled_by_repeating_it__R_R7(
     assert len(calls) == 2
     assert handle.created
     assert stored(rows) == {"job_run": 1, "trigger_key": 1, "run_alias": 0, "audit_event": 1}
+
+
+def disable(rows: Rows, patch: pytest.MonkeyPatch) -> None:
+    rows("update job set enabled = false")
+
+
+def exhaust_the_pool(rows: Rows, patch: pytest.MonkeyPatch) -> None:
+    def busy(patience: float) -> Any:
+        raise PoolTimeout("QueuePool limit reached")
+
+    patch.setattr(session, "autocommitting", busy)
+
+
+def wait(rows: Rows, patch: pytest.MonkeyPatch) -> None:
+    """Its own transaction is still open: what it waits for then is itself."""
+
+
+@pytest.mark.parametrize("meanwhile", [wait, disable, exhaust_the_pool])
+def test_a_trigger_whose_commit_may_yet_land_never_says_that_nothing_was_stored__R_R7(
+    database: str,
+    rows: Rows,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    meanwhile: Callable[[Rows, pytest.MonkeyPatch], None],
+) -> None:
+    new_job(rows, "orders")
+    whole = enqueueing._admit_alone
+    with psycopg.connect(database) as landing:
+
+        def lose_the_first_answer(trigger: Any) -> Any:
+            monkeypatch.setattr(enqueueing, "_admit_alone", whole)
+            enqueueing.admit(landing, trigger)
+            meanwhile(rows, monkeypatch)
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+        monkeypatch.setattr(enqueueing, "_admit_alone", lose_the_first_answer)
+        with pytest.raises(DatabaseUnavailable) as raised:
+            submit(recorder.ports, "orders")
+        landing.commit()
+    [landed] = rows("select id from job_run")
+    assert f"task_id='{landed['id']}'" in str(raised.value)
+    assert "nothing was stored" not in str(raised.value)
+
+
+def test_a_full_pool_says_that_nothing_was_stored__R_T4(
+    rows: Rows, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_job(rows, "orders")
+    exhaust_the_pool(rows, monkeypatch)
+    with pytest.raises(DatabaseUnavailable, match="nothing was stored"):
+        submit(recorder.ports, "orders")

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
-from run_support import Recorder, Rows, in_thread, new_job, run
+from run_support import Recorder, Rows, ended, in_thread, new_job, run, waits_for_a_lock
 from support.proxy import Proxy, before_database
 from support.waiting import until
 from worker_support import Claimer, Gate, Worker, new_run
@@ -16,7 +17,9 @@ from db import session
 from dispatch import enqueue
 from dispatch.cancel import cancel
 from dispatch.context import RunContext
+from dispatch.errors import DatabaseUnavailable
 from dispatch.lifecycle import JobRunStatus
+from dispatch.retry import retry
 
 
 @pytest.fixture
@@ -171,3 +174,21 @@ def test_a_cancel_is_repeated_and_recorded_once(
     assert cutter.cuts == 1
     assert (answer.status, answer.changed) == (JobRunStatus.CANCELLED, True)
     assert len(rows("select 1 from audit_event where action = 'run.cancel'")) == 1
+
+
+@pytest.mark.parametrize("change", [cancel, retry])
+def test_what_may_yet_land_is_not_said_to_have_changed_nothing__R_R7(
+    database: str, rows: Rows, recorder: Recorder, cutter: Proxy, change: Callable[..., Any]
+) -> None:
+    """The connection breaks while the change waits for a lock, which is then there still."""
+    run_id = new_run(rows, new_job(rows, "orders"))
+    if change is retry:
+        ended(rows, run_id, "FAILED")
+    session.engine().connect().close()
+    with psycopg.connect(database) as other:
+        other.execute("select 1 from job_run for update")
+        asked = in_thread(lambda: change(recorder.ports, run_id, actor="someone"))
+        until("it to wait", lambda: waits_for_a_lock(rows), 5)
+        cutter.cut()
+        with pytest.raises(DatabaseUnavailable, match="may be stored"):
+            asked.result(10)
