@@ -80,6 +80,7 @@ class LeaseKeeper:
         self._drain_at: float | None = None
         self._drain_grace = self._stop_grace
         self._listening: session.ControlConnection | None = None
+        self._is_broken = False
         self._link = Link(
             "claimcheck heartbeat",
             patience=self._patience,
@@ -144,21 +145,21 @@ class LeaseKeeper:
         return self._link.is_open
 
     def _start(self) -> None:
-        if self._heartbeat is not None and self._heartbeat.is_alive():
-            return
-        self._stopping = False
         if self._wake_read < 0:
             self._wake_read, self._wake_write = os.pipe()
             os.set_blocking(self._wake_read, False)
             os.set_blocking(self._wake_write, False)
-        self._heartbeat = threading.Thread(
-            target=self._keep, name="claimcheck-heartbeat", daemon=True
-        )
-        self._watch = threading.Thread(
-            target=self._watch_time, name="claimcheck-watch", daemon=True
-        )
-        self._heartbeat.start()
-        self._watch.start()
+        if self._heartbeat is None or not self._heartbeat.is_alive():
+            self._stopping = False
+            self._heartbeat = threading.Thread(
+                target=self._keep, name="claimcheck-heartbeat", daemon=True
+            )
+            self._heartbeat.start()
+        if self._watch is None or not self._watch.is_alive():
+            self._watch = threading.Thread(
+                target=self._watch_time, name="claimcheck-watch", daemon=True
+            )
+            self._watch.start()
 
     def _notify(self) -> None:
         with self._for_watch:
@@ -176,17 +177,19 @@ class LeaseKeeper:
     def _keep(self) -> None:
         backoff = 0.0
         while True:
-            runs = self._await_runs()
-            if runs is None:
-                self._link.close()
-                return
-            if not runs:
-                continue
             try:
+                runs = self._await_runs()
+                if runs is None:
+                    self._link.close()
+                    return
+                if not runs:
+                    continue
                 self._beat(runs)
                 backoff = 0.0
+                self._is_broken = False
             except psycopg.Error as error:
                 self._link.close()
+                self._is_broken = True
                 backoff = min(LONGEST_BACKOFF_SECONDS, max(0.1, 2 * backoff))
                 backoff = min(backoff, self._service.lease_seconds / 12)
                 logger.warning(
@@ -209,12 +212,13 @@ class LeaseKeeper:
                     return None
                 # The connection stays for a moment, for the next run of a busy slot.
                 self._sleep(LINGER_SECONDS if self._link.is_open else None)
-            elif not self._link.is_open:
+            elif not self._link.is_open and not self._is_broken:
+                # A short run costs no connection. One that broke is opened again at once, because
+                # a cancel must be seen within a second (R-K2), not at the next renewal.
                 due = min(run.renew_at for run in self._held.values()) - time.monotonic()
-                if due <= 0:
-                    return list(self._held.values())
-                self._for_heartbeat.wait(due)
-                return []
+                if due > 0:
+                    self._for_heartbeat.wait(min(due, TICK_SECONDS))
+                    return []
             runs = list(self._held.values())
         if not runs:
             self._link.close()

@@ -365,13 +365,8 @@ def test_a_hung_database_connection_fences_before_the_lease_expires__R_L3(
         assert not ended
 
 
-def test_a_broken_heartbeat_connection_is_opened_again__R_L4(
-    rows: Rows, worker: Callable[..., Worker]
-) -> None:
-    gate = Gate("done")
-    one = worker(lease=3.0)
-    run_id = new_run(rows, one.job("slow", gate))
-    working = in_thread(lambda: one.run(run_id))
+def break_the_heartbeat(rows: Rows) -> None:
+    """End its connection, and wait for another one."""
 
     def heartbeat() -> Any:
         return rows(
@@ -380,10 +375,29 @@ def test_a_broken_heartbeat_connection_is_opened_again__R_L4(
             "claimcheck heartbeat",
         )
 
+    [old] = until("the heartbeat", heartbeat)
+    rows("select pg_terminate_backend(%s)", old["pid"])
+    until("another one", lambda: heartbeat() not in ([], [old]), 10)
+
+
+def keepers_threads() -> dict[str, threading.Thread]:
+    names = ("claimcheck-heartbeat", "claimcheck-watch")
+    found = [thread for thread in threading.enumerate() if thread.name in names]
+    assert len(found) <= len(names), found
+    return {thread.name: thread for thread in found}
+
+
+@pytest.mark.parametrize("lease", [3.0, 60.0])
+def test_a_broken_heartbeat_connection_is_opened_again__R_L4__R_K2(
+    rows: Rows, worker: Callable[..., Worker], lease: float
+) -> None:
+    """Long before the next renewal too: it is what hears of a cancel."""
+    gate = Gate("done")
+    one = worker(lease=lease)
+    run_id = new_run(rows, one.job("slow", gate))
+    working = in_thread(lambda: one.run(run_id))
     for _ in range(2):
-        [session_] = until("the heartbeat", heartbeat)
-        rows("select pg_terminate_backend(%s)", session_["pid"])
-        until("another one", lambda old=session_: heartbeat() not in ([], [old]), 10)
+        break_the_heartbeat(rows)
     rows(
         "update job_run set status = 'CANCEL_REQUESTED', cancel_requested_at = now() where id = %s",
         run_id,
@@ -391,6 +405,60 @@ def test_a_broken_heartbeat_connection_is_opened_again__R_L4(
     rows("select pg_notify('claimcheck_cancel', %s)", str(run_id))
     working.result(10)
     assert run(rows, run_id)["status"] == "CANCELLED"
+
+
+def test_a_fenced_run_does_not_end_the_heartbeat_where_its_connection_breaks__R_L4(
+    rows: Rows, worker: Callable[..., Worker]
+) -> None:
+    gate, next_gate = Gate(heeds=False), Gate("done")
+    one = worker()
+    run_id = new_run(rows, one.job("deaf", gate))
+    working = in_thread(lambda: one.run(run_id))
+    assert gate.began.wait(10)
+    expire(rows, run_id)
+    until("it to be fenced", lambda: gate.contexts[0].stop_reason, 10)
+    before = keepers_threads()
+    break_the_heartbeat(rows)
+    next_id = new_run(rows, one.job("slow", next_gate))
+    working_next = in_thread(lambda: one.run(next_id))
+    assert next_gate.began.wait(10)
+    rows("update job_run set lease_until = lease_until - interval '9 s' where id = %s", next_id)
+    until("its renewal", lambda: seconds_left(rows, next_id) > 55, 30)
+    assert keepers_threads() == before
+    for one_gate, work in ((gate, working), (next_gate, working_next)):
+        one_gate.go.set()
+        work.result(10)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    ("dead", "step"), [("heartbeat", "_beat"), ("watch", "_look_at")], ids=["heartbeat", "watch"]
+)
+def test_a_thread_of_the_keeper_that_died_is_replaced_alone__R_L4(
+    rows: Rows, worker: Callable[..., Worker], dead: str, step: str
+) -> None:
+    gates = [Gate("done"), Gate("done")]
+    one = worker(lease=3.0)
+    keeper = one.coordinator._keeper
+
+    def die(*given: Any) -> None:
+        delattr(keeper, step)
+        raise SystemExit
+
+    setattr(keeper, step, die)
+    runs = [new_run(rows, one.job(f"slow{n}", gate)) for n, gate in enumerate(gates)]
+    working = [in_thread(lambda: one.run(runs[0]))]
+    assert gates[0].began.wait(10)
+    until("it to die", lambda: not getattr(keeper, f"_{dead}").is_alive())
+    [lived] = keepers_threads().values()
+    working.append(in_thread(lambda: one.run(runs[1])))
+    assert gates[1].began.wait(10)
+    after = keepers_threads()
+    assert len(after) == 2
+    assert lived in after.values()
+    for gate, work in zip(gates, working, strict=True):
+        gate.go.set()
+        work.result(10)
 
 
 def test_a_locked_row_does_not_keep_other_runs_from_being_renewed__R_L4(
