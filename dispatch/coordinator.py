@@ -208,24 +208,6 @@ class WorkerDispatchCoordinator:
                 raise
             return None
 
-    def _offer_freed(
-        self, finished: Finished, before: ClaimedRun, following: ClaimedRun | None
-    ) -> None:
-        turn = before.exclusive and (following is None or following.job_id != before.job_id)
-        slot = before.slot_key is not None and (
-            following is None or following.slot_key != before.slot_key
-        )
-        if not turn and not slot:
-            return
-        try:
-            self._finalization.offer_freed(self._link, finished, turn=turn, slot=slot)
-        except psycopg.Error as error:
-            # A hint that is lost costs the time until the sweep.
-            self._link.close()
-            logger.warning(
-                "what run %s freed was not offered (%s)", finished.run_id, type(error).__name__
-            )
-
     def _hand_on(self, queue: str) -> None:
         """The slot goes back to Celery: wake-ups take its place, as far as there is work."""
         try:
@@ -290,7 +272,7 @@ class WorkerDispatchCoordinator:
             if ended is not None:
                 self._finalization.announce(ended)
                 following = following or self._next(queue)
-                self._offer_freed(ended, run.claimed, following)
+                self._finalization.offer_freed(self._link.row, ended, following)
                 return following
         try:
             finished = self._record(run.claimed, ending, run.log, is_uncertain)
@@ -298,7 +280,7 @@ class WorkerDispatchCoordinator:
             finished = self._record(run.claimed, execution.refused(run, error), run.log)
         following = following or self._next(queue)
         if finished is not None:
-            self._offer_freed(finished, run.claimed, following)
+            self._finalization.offer_freed(self._link.row, finished, following)
         return following
 
     def _end_unheld(
@@ -307,7 +289,7 @@ class WorkerDispatchCoordinator:
         finished = self._record(claimed, ending, None)
         following = self._next(queue)
         if finished is not None:
-            self._offer_freed(finished, claimed, following)
+            self._finalization.offer_freed(self._link.row, finished, following)
         return following
 
     def _is_short(self, run: HeldRun) -> bool:

@@ -6,10 +6,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID
 
 import psycopg
+from sqlalchemy.exc import SQLAlchemyError
 
 from db import statements
 from db.failures import first_line, is_connection_lost
@@ -132,8 +133,14 @@ class Finished:
     offers: Sequence[Offer] = field(default=())
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], offers: Sequence[Offer] = ()) -> Finished:
-        """Read a row of the statement ``finish`` or ``finish_by_token``."""
+    def of(cls, row: Mapping[str, Any], delay: float, following: Sequence[Offer] = ()) -> Finished:
+        """Read a row of the statement ``finish`` or ``finish_by_token``.
+
+        ``delay`` is the ending's, and ``following`` what the end created beside its own retry.
+        """
+        due = list(following)
+        if row["next_run_id"] is not None and delay == 0:
+            due.insert(0, Offer(row["next_run_id"], row["queue"], row["priority"]))
         return cls(
             run_id=row["id"],
             job_id=row["job_id"],
@@ -150,7 +157,7 @@ class Finished:
             next_run_id=row["next_run_id"],
             exclusive=row["exclusive"],
             slot_key=row["slot_key"],
-            offers=offers,
+            offers=due,
         )
 
     @property
@@ -189,14 +196,28 @@ def failure(
         code = "handler_error"
     text = message.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()[:MAX_MESSAGE]
     policy = RetryPolicy.of(claimed.definition)
-    again = not permanent and claimed.attempt < claimed.max_attempts and policy.allows(code)
+    delay = policy.next_delay(claimed.attempt, claimed.max_attempts, code, claimed.previous_code)
+    return unsuccessful(
+        None if permanent else delay, code, text, progress=progress, warning=warning
+    )
+
+
+def unsuccessful(
+    delay: float | None,
+    code: str,
+    message: str,
+    *,
+    progress: Progress | None = None,
+    warning: str | None = None,
+) -> Ending:
+    """FAILED; or tried again after ``delay`` seconds, where there is one."""
     return Ending(
-        JobRunStatus.RETRY_SCHEDULED if again else JobRunStatus.FAILED,
+        JobRunStatus.FAILED if delay is None else JobRunStatus.RETRY_SCHEDULED,
         error_code=code,
-        error_message=text,
+        error_message=message,
         progress=progress,
         warning=warning,
-        delay=policy.delay(claimed.attempt, code, claimed.previous_code) if again else 0.0,
+        delay=delay or 0.0,
     )
 
 
@@ -284,10 +305,10 @@ class RunFinalizationService:
         )
         if row is None or row["id"] is None:
             return None, taken
-        return Finished.of(row, _next_attempt(row, asked)), taken
+        return Finished.of(row, ending.delay), taken
 
     def announce(self, finished: Finished) -> None:
-        """Tell of a recorded end: the wake-ups of what it created, then its event."""
+        """Tell of a recorded end: the wake-ups of what it created, then its event. Never raises."""
         if finished.offers:
             offers.publish(self._ports, finished.offers)
         self._ports.emit(finished.event)
@@ -301,14 +322,40 @@ class RunFinalizationService:
             finished.runtime or 0.0,
         )
 
-    def offer_freed(self, link: Link, finished: Finished, *, turn: bool, slot: bool) -> None:
+    def offer_freed(
+        self,
+        row: Callable[[LiteralString, Mapping[str, Any]], Mapping[str, Any] | None],
+        finished: Finished,
+        following: ClaimedRun | None = None,
+    ) -> None:
         """Offer the next run that waited for the job's turn or the concurrency slot (R-D7).
 
-        Raises psycopg.Error.
+        Not what the slot's next run, ``following``, takes itself. ``row`` runs a statement and
+        commits it. Never raises: a hint that is lost costs the time until the sweep.
         """
-        row = link.row(_SQL["offer_freed"], freed_parameters(finished, turn=turn, slot=slot))
-        if row is not None:
-            offers.publish(self._ports, [Offer(row["id"], row["queue"], row["priority"])])
+        exclusive = finished.exclusive and (
+            following is None or following.job_id != finished.job_id
+        )
+        slot_key = finished.slot_key
+        if following is not None and following.slot_key == slot_key:
+            slot_key = None
+        if finished.job_id is None or not (exclusive or slot_key is not None):
+            return
+        asked = {
+            "job_id": finished.job_id,
+            "exclusive": exclusive,
+            "slot_key": slot_key,
+            "offered": finished.next_run_id,
+        }
+        try:
+            freed = row(_SQL["offer_freed"], asked)
+        except (psycopg.Error, SQLAlchemyError) as error:
+            logger.warning(
+                "what run %s freed was not offered: %s", finished.run_id, first_line(error)
+            )
+            return
+        if freed is not None:
+            offers.publish(self._ports, [Offer(freed["id"], freed["queue"], freed["priority"])])
 
     def _write(
         self, link: Link, claimed: ClaimedRun, asked: Mapping[str, Any], log: RunLog | None
@@ -318,7 +365,7 @@ class RunFinalizationService:
             row = link.row(_SQL["finish"], {**asked, "in_transaction": False})
             assert row is not None
             if row["id"] is not None:
-                return Finished.of(row, _next_attempt(row, asked))
+                return Finished.of(row, asked["delay"])
             if not row["chained"]:
                 return None
         with link.get().transaction():
@@ -331,27 +378,27 @@ class RunFinalizationService:
             assert row is not None
             if row["id"] is None:
                 return None
-            due = _next_attempt(row, asked)
+            following: list[Offer] = []
             if row["status"] == JobRunStatus.SUCCEEDED:
                 handles = enqueue_next_of_chain(connection, row["id"], row["chain"])
-                due += [handle.offer for handle in handles if handle.offerable]
+                following = [handle.offer for handle in handles if handle.offerable]
         if delta is not None and log is not None:
             log.stored(delta)
-        return Finished.of(row, due)
+        return Finished.of(row, asked["delay"], following)
 
     def _told_by_token(self, link: Link, claimed: ClaimedRun, ending: Ending) -> Finished | None:
         """Whether an unanswered finish had landed, or someone else's came before it."""
         row = link.row(_SQL["finish_by_token"], {"run_id": claimed.id, "token": claimed.token})
         if row is None:
             return None
-        found = Finished.of(row)
+        # Its wake-ups may have gone with the answer; one too many is only a hint.
+        found = Finished.of(row, ending.delay)
         if found.status is not JobRunStatus.CANCELLED and (found.status, found.error_code) != (
             ending.status,
             ending.error_code,
         ):
             return None  # the lease ran out meanwhile, and the run was recovered
-        # Its wake-ups may have gone with the answer; one too many is only a hint.
-        return Finished.of(row, _next_attempt(row, {"delay": ending.delay}))
+        return found
 
 
 def _asked(claimed: ClaimedRun, ending: Ending) -> dict[str, Any]:
@@ -361,19 +408,3 @@ def _asked(claimed: ClaimedRun, ending: Ending) -> dict[str, Any]:
         "token": claimed.token,
         "actor": claimed.executor,
     }
-
-
-def freed_parameters(finished: Finished, *, turn: bool, slot: bool) -> dict[str, Any]:
-    """The parameters of the statement ``offer_freed``."""
-    return {
-        "job_id": finished.job_id,
-        "exclusive": turn,
-        "slot_key": finished.slot_key if slot else None,
-        "offered": finished.next_run_id,
-    }
-
-
-def _next_attempt(row: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Offer]:
-    if row["next_run_id"] is None or asked["delay"] > 0:
-        return []
-    return [Offer(row["next_run_id"], row["queue"], row["priority"])]

@@ -45,6 +45,14 @@ class RetryPolicy:
             return False
         return self.on_worker_loss if code in LOST_CODES else self.on_failure
 
+    def next_delay(
+        self, attempt: int, max_attempts: int, code: str, previous_code: str | None
+    ) -> float | None:
+        """`delay` until the next attempt; None where there is none after ``attempt``."""
+        if attempt >= max_attempts or not self.allows(code):
+            return None
+        return self.delay(attempt, code, previous_code)
+
     def delay(self, attempt: int, code: str, previous_code: str | None) -> float:
         """Seconds until the attempt after ``attempt``, which ended with ``code``.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, LiteralString
 from uuid import UUID
 
 import psycopg
@@ -14,11 +15,9 @@ from sqlalchemy.exc import DBAPIError
 
 from db import session, statements
 from db.failures import first_line, is_connection_lost
-from dispatch import offers
-from dispatch.finalization import Ending, Finished, freed_parameters
-from dispatch.lifecycle import JobRunStatus
+from dispatch.finalization import Finished, RunFinalizationService, unsuccessful
 from dispatch.policy import DESTRUCTIVE_MODE, RetryPolicy
-from dispatch.ports import Offer, Ports
+from dispatch.ports import Ports
 
 LOCK_SECONDS = 1.0
 _LEASES = statements.load("leases")
@@ -48,6 +47,7 @@ def recover_expired(ports: Ports, *, limit: int = 100, set_aside: Sequence[UUID]
     driver's error where the database is away.
     """
     found = Recovery()
+    service = RunFinalizationService(ports)
     with session.transaction(lock_seconds=LOCK_SECONDS) as connection:
         expired = statements.rows(
             connection, _LEASES["expired"], {"limit": limit, "set_aside": list(set_aside)}
@@ -64,9 +64,15 @@ def recover_expired(ports: Ports, *, limit: int = 100, set_aside: Sequence[UUID]
             found.failed.append(run_id)
             continue
         if ended is not None:
-            announce(ports, ended)
+            service.announce(ended)
+            service.offer_freed(_row, ended)
             found.recovered.append(ended)
     return found
+
+
+def _row(statement: LiteralString, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+    with session.transaction(lock_seconds=LOCK_SECONDS) as connection:
+        return statements.row(connection, statement, parameters)
 
 
 def recover_run(
@@ -83,17 +89,12 @@ def recover_run(
         return None
     definition = row["definition"] if isinstance(row["definition"], Mapping) else {}
     policy = RetryPolicy.of(definition)
-    again = row["attempt"] < row["max_attempts"] and policy.allows(code)
+    delay = policy.next_delay(row["attempt"], row["max_attempts"], code, row["previous_code"])
     message = _MESSAGES[code]
-    if policy.allows(code) and not again:
+    if policy.allows(code) and delay is None:
         message += f"; this was attempt {row['attempt']} of {row['max_attempts']}"
-    ending = Ending(
-        JobRunStatus.RETRY_SCHEDULED if again else JobRunStatus.FAILED,
-        error_code=code,
-        error_message=message,
-        warning=_PARTIAL_SINK if definition.get("mode") == DESTRUCTIVE_MODE else None,
-        delay=policy.delay(row["attempt"], code, row["previous_code"]) if again else 0.0,
-    )
+    warning = _PARTIAL_SINK if definition.get("mode") == DESTRUCTIVE_MODE else None
+    ending = unsuccessful(delay, code, message, warning=warning)
     ended = statements.row(
         connection,
         _FINISH["finish"],
@@ -107,27 +108,24 @@ def recover_run(
     )
     if ended is None or ended["id"] is None:
         return None
-    due = []
-    if ended["next_run_id"] is not None and ending.delay == 0:
-        due.append(Offer(ended["next_run_id"], ended["queue"], ended["priority"]))
     logger.warning(
         "run %s of %s held by %s: %s, now %s", run_id, row["job_name"], row["executor"], code,
         ended["status"],
     )  # fmt: skip
-    return Finished.of(ended, due)
+    return Finished.of(ended, ending.delay)
 
 
-def release_lease(
-    connection: psycopg.Connection[Any], executor: str, ports: Ports | None = None
-) -> list[UUID]:
+def release_lease(connection: psycopg.Connection[Any], executor: str, ports: Ports) -> list[UUID]:
     """End the leases of a dead child by its unique identity, without its tokens (R-L5).
 
     The runs are recovered at once, with ``worker_lost``, where they can be; else the sweep does it,
-    which is told. Their ids. ``connection`` is in autocommit mode. Raises psycopg.Error.
+    which is told. Their ids. ``connection`` is in autocommit mode, and nothing else asks the
+    database: its patience bounds each answer. Raises psycopg.Error.
     """
     released = [
         row["id"] for row in statements.rows(connection, _LEASES["release"], {"executor": executor})
     ]
+    service = RunFinalizationService(ports)
     for run_id in released:
         try:
             with connection.transaction():
@@ -137,31 +135,7 @@ def release_lease(
                 raise
             logger.error("run %s cannot be recovered: %s", run_id, first_line(error))
             continue
-        if ended is not None and ports is not None:
-            announce(ports, ended)
+        if ended is not None:
+            service.announce(ended)
+            service.offer_freed(partial(statements.row, connection), ended)
     return released
-
-
-def announce(ports: Ports, ended: Finished) -> None:
-    """Publish the wake-ups of a due new attempt and of what the end freed, and its event."""
-    due = list(ended.offers)
-    if ended.job_id is not None and (ended.exclusive or ended.slot_key is not None):
-        due += _freed(ended)
-    if due:
-        offers.publish(ports, due)
-    ports.emit(ended.event)
-
-
-def _freed(ended: Finished) -> list[Offer]:
-    try:
-        with session.transaction(lock_seconds=LOCK_SECONDS) as connection:
-            row = statements.row(
-                connection,
-                _FINISH["offer_freed"],
-                freed_parameters(ended, turn=ended.exclusive, slot=True),
-            )
-    except (psycopg.Error, DBAPIError) as error:
-        # A hint that is lost costs the time until the sweep.
-        logger.warning("what run %s freed was not offered: %s", ended.run_id, first_line(error))
-        return []
-    return [] if row is None else [Offer(row["id"], row["queue"], row["priority"])]

@@ -58,24 +58,36 @@ class _Rest:
 
 
 def release(pid: int) -> None:
-    """Let the lease of a dead child's run go at once (R-L5), in bounded time."""
+    """Let the lease of a dead child's run go at once (R-L5).
+
+    The parent's loop, which serves all its children, waits RELEASE_SECONDS for it and no longer: to
+    connect alone may take longer than that. What takes longer goes on beside it.
+    """
+    # Not in the thread: a child that is forked meanwhile would never get a module's import lock.
     from db import session
     from dispatch import recovery
     from tasks.ports import PORTS
 
+    def let_go() -> None:
+        try:
+            with session.connect("claimcheck release", patience=RELEASE_SECONDS) as connection:
+                released = recovery.release_lease(connection, executor, PORTS)
+        except Exception as error:
+            _Rest.until = time.monotonic() + _REST_SECONDS
+            logger.warning("the lease of child %s expires by itself: %s", pid, type(error).__name__)
+            return
+        for run_id in released:
+            logger.warning("child %s died; the lease of its run %s was released", pid, run_id)
+
     if time.monotonic() < _Rest.until:
         return
     executor = identity.executor_of_child(pid)
-    try:
-        with session.connect("claimcheck release", patience=RELEASE_SECONDS) as connection:
-            released = recovery.release_lease(connection, executor, PORTS)
-    except Exception as error:
-        # The parent's loop serves all its children: one slow answer is enough.
+    releasing = threading.Thread(target=let_go, name="claimcheck-release", daemon=True)
+    releasing.start()
+    releasing.join(RELEASE_SECONDS)
+    if releasing.is_alive():
+        # One slow answer is enough.
         _Rest.until = time.monotonic() + _REST_SECONDS
-        logger.warning("the lease of child %s expires by itself: %s", pid, type(error).__name__)
-        return
-    for run_id in released:
-        logger.warning("child %s died; the lease of its run %s was released", pid, run_id)
 
 
 def _cancel(run_id: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from run_support import Recorder, Rows, in_thread, new_job, run
 from worker_support import Claimer, Worker, new_run, new_runs
 
+from db import session
 from dispatch.context import Outcome
 from dispatch.finalization import RunFinalizationService, success
 from dispatch.recovery import recover_expired, release_lease
@@ -239,6 +240,25 @@ def test_a_dead_childs_runs_are_released_without_their_tokens__R_L5(
     alive.close()
 
 
+def test_what_a_dead_child_held_is_offered_on_its_parents_connection_alone__R_L5__R_D7(
+    database: str, rows: Rows, recorder: Recorder, claimer: Claimer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer is bounded by that connection's patience; the engine's is far longer."""
+    job = new_job(rows, "orders", max_attempts=1)
+    held = claimer.directed(new_run(rows, job))
+    assert held is not None
+    waits = new_run(rows, job)
+
+    def refuse() -> None:
+        pytest.fail("the parent's loop would wait for the engine")
+
+    monkeypatch.setattr(session, "engine", refuse)
+    with psycopg.connect(database, autocommit=True) as parent:
+        assert release_lease(parent, held.executor, recorder.ports) == [held.id]
+    assert run(rows, held.id)["status"] == "FAILED"
+    assert recorder.take() == [waits]
+
+
 def test_a_released_lease_that_cannot_be_recovered_now_is_left_to_the_sweep__R_L5(
     database: str, rows: Rows, claimer: Claimer, recorder: Recorder
 ) -> None:
@@ -270,7 +290,9 @@ def test_the_next_attempt_of_a_lost_run_is_executed_to_its_end__R_R3(
         worker.close()
 
 
-def test_an_unknown_executor_releases_nothing__R_L5(database: str, rows: Rows) -> None:
+def test_an_unknown_executor_releases_nothing__R_L5(
+    database: str, rows: Rows, recorder: Recorder
+) -> None:
     new_runs(rows, new_job(rows, "orders", "allow"), 2)
     with psycopg.connect(database, autocommit=True) as parent:
-        assert release_lease(parent, str(uuid4())) == []
+        assert release_lease(parent, str(uuid4()), recorder.ports) == []

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import processes
 from support.processes import Running
+from support.proxy import before_database
 from support.waiting import until
 
 AT_ONCE = {"retry": {"backoff": 0}}
@@ -69,6 +70,41 @@ def test_run_that_keeps_killing_its_child_stops_at_its_limit__R_R6(
     failed = rows("select * from job_run where status = 'FAILED'")
     assert [(run["attempt"], run["error_code"]) for run in failed] == [(3, "worker_lost")]
     assert "attempt 3 of 3" in failed[0]["error_message"]
+
+
+def test_parents_loop_waits_a_second_for_the_release_of_a_lease__R_L5(
+    celery_app: Any,
+    trigger: Any,
+    job: Any,
+    rows: Any,
+    database: str,
+    configure: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All its children wait with it; the release itself goes on, and the next one is skipped."""
+    from tasks import identity, request
+
+    monkeypatch.setattr(request._Rest, "until", 0.0)
+    job("noop")
+    trigger.delay("noop")
+    rows(
+        """update job_run set status = 'RUNNING', executor = %s, lease_token = gen_random_uuid(),
+             lease_until = clock_timestamp() + interval '1 h', heartbeat_at = clock_timestamp(),
+             fence = nextval('fence_seq'), started_at = clock_timestamp(), job_snapshot = '{}',
+             datasources_resolved_at = clock_timestamp()""",
+        identity.executor_of_child(77),
+    )
+    with before_database(database) as (slow, through):
+        configure(DATABASE_URL=through)
+        slow.hang()
+        for longest in (1.5, 0.1):
+            began = time.monotonic()
+            request.release(77)
+            assert time.monotonic() - began < longest
+        assert statuses(rows) == ["RUNNING"]
+        slow.resume()
+        until("its release", lambda: len(statuses(rows)) == 2)
+    assert statuses(rows) == ["RETRY_SCHEDULED", "PENDING"]
 
 
 def test_killed_worker_is_recovered_within_a_lease__R_R1(
