@@ -46,6 +46,11 @@ ERROR_CODES = frozenset(
         "snoozed",
     }
 )
+WATERMARK_BASIS = ("mode", "source", "sink", "watermark", "tables", "handler")
+"""What of a job's definition a watermark rests on: what it reads, where it merges that to, and how.
+
+Where one of these changes, the old watermark says nothing about what the sink holds (R-F3).
+"""
 PATIENCE_SECONDS = 900.0
 """How long a finish is repeated while the database is away; the slot could claim nothing anyway."""
 
@@ -108,6 +113,7 @@ class Ending:
             "counters": counters if outcome.counters else None,
             "watermark": outcome.watermark,
             "watermark_type": outcome.watermark_type,
+            "watermark_basis": list(WATERMARK_BASIS),
         }
 
 

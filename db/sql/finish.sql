@@ -3,9 +3,9 @@
 -- One row: `id` is null where the token holds nothing any more (FENCED; nothing was written) or
 -- where `chained` says that the run has a chain, which needs a transaction (`in_transaction`).
 --   held       the run, locked, as it is now: a cancel that was recorded first wins (R-F4)
---   marked     the job's watermark, never moved backwards, and only while the job still means the
---              same source, sink and column as when the run was claimed, at the same places, and
---              was not reset meanwhile (R-F3)
+--   marked     the job's watermark, never moved backwards, and only while the job still means by it
+--              what it did when the run was claimed (`watermark_basis`, keys of the definition), at
+--              the same places, and was not reset meanwhile (R-F3)
 --   ended      the attempt itself
 --   next       the retry's new attempt (R-R3): from the beginning, with what the first one was given
 with held as materialized (
@@ -33,10 +33,8 @@ with held as materialized (
   where %(watermark)s::text is not null and d.outcome = 'SUCCEEDED' and j.id = d.job_id
     and j.source_id is not distinct from d.source_datasource_id
     and j.sink_id is not distinct from d.sink_datasource_id
-    and (j.definition->'mode', j.definition->'source', j.definition->'sink', j.definition->'watermark')
-      is not distinct from (d.job_snapshot->'definition'->'mode',
-        d.job_snapshot->'definition'->'source', d.job_snapshot->'definition'->'sink',
-        d.job_snapshot->'definition'->'watermark')
+    and not exists (select from unnest(%(watermark_basis)s::text[]) as key
+      where j.definition->key is distinct from d.job_snapshot->'definition'->key)
     and (j.watermark is not null or d.job_snapshot->>'watermark' is null)
     -- Another key alone (R-X3) leaves updated_at, and a switch leaves the envelope.
     and not exists (select from datasource s

@@ -23,16 +23,13 @@ from dispatch.definitions.jobdefinition import (
     parse_job,
 )
 from dispatch.errors import InUse, NameTaken
+from dispatch.finalization import WATERMARK_BASIS
 from dispatch.handlers import REPLICATE
 
 REMOVE_SECONDS = 600.0
 """How long the last statement of a removal may look for runs, which no full index names by job."""
 
 Switch = Literal["enabled", "paused", "source_enabled", "sink_enabled"]
-
-# What a job reads and where it merges it to: another of these, and the old watermark says
-# nothing about what the sink already holds.
-_WATERMARK_BASIS = ("mode", "source", "sink", "watermark", "tables", "handler")
 
 
 def stored_definition(stored: Job, names: Mapping[UUID, str]) -> JobDefinition:
@@ -339,7 +336,7 @@ def _usual(job: JobDefinition) -> dict[str, Any]:
 def _moved(stored: Job, wanted: JobDefinition) -> list[str]:
     """The keys whose change makes the watermark worthless."""
     before, after = stored.definition, wanted.definition
-    return [key for key in _WATERMARK_BASIS if before.get(key) != after.get(key)]
+    return [key for key in WATERMARK_BASIS if before.get(key) != after.get(key)]
 
 
 def _merged(kept: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:

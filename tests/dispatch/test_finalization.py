@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +17,14 @@ from worker_support import Claimer, new_datasource, new_run
 from dispatch import chains, enqueue, finalization
 from dispatch.claims import ClaimedRun
 from dispatch.context import Outcome
-from dispatch.finalization import FinishRefused, RunFinalizationService, failure, snooze, success
+from dispatch.finalization import (
+    WATERMARK_BASIS,
+    FinishRefused,
+    RunFinalizationService,
+    failure,
+    snooze,
+    success,
+)
 from dispatch.lifecycle import JobRunStatus
 from dispatch.policy import RetryPolicy, timeout_of
 from dispatch.runlog import RunLog
@@ -287,6 +295,19 @@ def test_a_run_from_before_an_edit_does_not_set_the_edited_jobs_watermark__R_F3(
     outcome = Outcome(watermark="9", watermark_type="bigint")
     assert service.finish(claimer.link, claimed, success(outcome)) is not None
     assert rows("select watermark from job") == [before]
+    assert run(rows, claimed.id)["committed_watermark"] is None
+
+
+@pytest.mark.parametrize("key", WATERMARK_BASIS)
+def test_a_first_run_does_not_set_the_watermark_of_what_its_job_became__R_F3(
+    rows: Rows, claimer: Claimer, service: RunFinalizationService, key: str
+) -> None:
+    """There is no watermark that the edit could have reset."""
+    claimed = held(rows, claimer, new_job(rows, "orders", definition={key: "a"}))
+    rows("update job set definition = %s", json.dumps({key: "b"}))
+    outcome = Outcome(watermark="9", watermark_type="bigint")
+    assert service.finish(claimer.link, claimed, success(outcome)) is not None
+    assert rows("select watermark from job") == [{"watermark": None}]
     assert run(rows, claimed.id)["committed_watermark"] is None
 
 

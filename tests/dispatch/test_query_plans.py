@@ -19,6 +19,7 @@ from worker_support import Claimer, new_datasource
 
 from db import link, session, statements
 from dispatch.claims import DEEP_WINDOW, PRIORITIES, TRIES, WINDOW
+from dispatch.finalization import WATERMARK_BASIS
 
 FINISHED, WAITING, HELD = 100_000, 20_000, 200
 CLAIMS, FINISH, LEASES, CANCEL = (
@@ -173,7 +174,8 @@ def a_finish(run_id: UUID, token: UUID, **others: Any) -> dict[str, Any]:
     return {
         "run_id": run_id, "token": token, "actor": "host:1:nonce:2", "status": "SUCCEEDED",
         "error_code": None, "error_message": None, "warning": None, "delay": 0.0, "result": "1",
-        "counters": None, "watermark": None, "watermark_type": None, "progress": None,
+        "counters": None, "watermark": None, "watermark_type": None,
+        "watermark_basis": list(WATERMARK_BASIS), "progress": None,
         "rows_processed": None, "in_transaction": False, **others,
     }  # fmt: skip
 
