@@ -14,12 +14,14 @@ from uuid import UUID
 from sqlalchemy import Connection, Executable, Select, func, select, union_all
 from sqlalchemy.orm import Session, aliased
 
+from db import statements
 from db.models import JobRun, RunAlias, RunLog
 
 Run = Mapping[str, Any]
 """The columns of one attempt, apart from its lease token, envelopes and chain."""
 
 _HIDDEN = frozenset({"lease_token", "source_snapshot", "sink_snapshot", "job_snapshot", "chain"})
+_LAST_ATTEMPT = statements.load("lineage")["last_attempt"]
 _COLUMNS = tuple(column for column in JobRun.__table__.columns if column.name not in _HIDDEN)
 
 
@@ -63,21 +65,22 @@ class JobRunRepository:
         return [row["id"] for row in self._all(query)]
 
     def lineage(self, root_run_id: UUID) -> list[Run]:
-        """All attempts of a lineage, the first one first; the last one is the one that counts."""
-        return self._all(
-            select(*_COLUMNS)
-            .where(JobRun.root_run_id == root_run_id)
-            .order_by(JobRun.attempt, JobRun.created_at, JobRun.id)
-        )
+        """All attempts of a lineage, each before the one that replaced it."""
+        found = self._all(select(*_COLUMNS).where(JobRun.root_run_id == root_run_id))
+        after = {run["previous_run_id"]: run for run in found}
+        ids = {run["id"] for run in found}
+        ordered = []
+        for first in (run for run in found if run["previous_run_id"] not in ids):
+            following: Run | None = first
+            while following is not None:
+                ordered.append(following)
+                following = after.get(following["id"])
+        return ordered
 
     def last(self, root_run_id: UUID) -> Run | None:
         """The last attempt of a lineage: the one that nothing replaced."""
-        return self._one(
-            select(*_COLUMNS)
-            .where(JobRun.root_run_id == root_run_id)
-            .order_by(JobRun.attempt.desc(), JobRun.created_at.desc(), JobRun.id.desc())
-            .limit(1)
-        )
+        found = statements.row(self.connection, _LAST_ATTEMPT, {"run_id": str(root_run_id)})
+        return None if found is None else self.get(found["id"])
 
     def newest(self, wanted: Filter | None = None, limit: int = 50) -> list[Run]:
         """The runs that match, the newest first."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from sqlalchemy import Connection
 
 from db import session, statements
 from db.failures import sqlstate
-from dispatch import parameters
+from dispatch import lineage, parameters
 from dispatch.errors import NotCancellable, TriggerBusy, UnknownRun
 from dispatch.lifecycle import JobRunStatus
 from dispatch.ports import Ports, RunEvent
@@ -25,7 +26,8 @@ _SQL = statements.load("cancel")
 class CancelAnswer:
     """What became of a cancel: the state that won, of the lineage's last attempt ``run_id``.
 
-    ``changed`` is False where it had been asked for before.
+    ``changed`` is False where it had been asked for before. ``event`` is there where the cancel
+    alone ended the run, which had not started; whoever changed that tells it.
     """
 
     run_id: UUID
@@ -47,7 +49,7 @@ def request_cancel(connection: Connection, run_id: UUID | str, *, actor: str) ->
     assert asked is not None
     who = parameters.name(actor, "actor")
     for _ in range(_RACES):
-        last = statements.row(connection, _SQL["last_attempt"], {"run_id": asked})
+        last = lineage.last_attempt(connection, asked)
         if last is None:
             raise UnknownRun(f"no run has the id {asked}. List them with: celery -A tasks run list")
         done = statements.row(connection, _SQL["cancel"], {"run_id": last["id"], "actor": who})
@@ -61,7 +63,7 @@ def request_cancel(connection: Connection, run_id: UUID | str, *, actor: str) ->
                 changed=True,
                 event=_event(done) if status is JobRunStatus.CANCELLED else None,
             )
-        now = statements.row(connection, _SQL["last_attempt"], {"run_id": asked})
+        now = lineage.last_attempt(connection, asked)
         if now is None or now["id"] != last["id"]:
             continue  # a retry took its place meanwhile, and that is what has to be cancelled
         status = JobRunStatus(now["status"])
@@ -73,6 +75,7 @@ def request_cancel(connection: Connection, run_id: UUID | str, *, actor: str) ->
                 status=status,
                 changed=False,
                 cancellation_warning=now["cancellation_warning"],
+                event=None if now["started_at"] or not status.is_finished else _event(now),
             )
         if status in {JobRunStatus.SUCCEEDED, JobRunStatus.FAILED}:
             raise NotCancellable(
@@ -97,21 +100,18 @@ def cancel(ports: Ports, run_id: UUID | str, *, actor: str) -> CancelAnswer:
         ) as connection:
             return request_cancel(connection, run_id, actor=actor)
 
-    answer, changed = settled(
+    answer, is_repeated = settled(
         once,
         f"the cancel of run {run_id}",
         refuse=lambda error: _raise_busy(error, run_id),
         # How the run stands answers a cancel, whether an earlier attempt landed or not.
         tells=(NotCancellable, UnknownRun),
     )
-    if answer.event is not None:
+    if is_repeated:
+        # By the attempt whose answer was lost, as far as anybody can tell.
+        answer = replace(answer, changed=True)
+    if answer.changed and answer.event is not None:
         ports.emit(answer.event)
-    if changed and not answer.changed:
-        # An attempt of this very call had landed without an answer.
-        return CancelAnswer(
-            answer.run_id, answer.requested_id, answer.job, answer.status, True,
-            answer.cancellation_warning,
-        )  # fmt: skip
     return answer
 
 
@@ -123,7 +123,7 @@ def _raise_busy(error: BaseException, run_id: UUID | str) -> None:
         ) from None
 
 
-def _event(row: dict[str, object]) -> RunEvent:
+def _event(row: Mapping[str, object]) -> RunEvent:
     previous = row["previous_run_id"]
     return RunEvent(
         kind="cancelled",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -10,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from db import session, statements
 from db.failures import sqlstate
-from dispatch import offers, parameters
+from dispatch import lineage, offers, parameters
 from dispatch.enqueue import RunHandle, raise_refusal
 from dispatch.errors import NotRetryable, OverlapRefused, UnknownRun
 from dispatch.ports import Ports
@@ -36,7 +37,8 @@ def retry_run(
     """
     asked = parameters.run_id(run_id, "run_id")
     created = new_run_id or uuid4()
-    last = statements.row(connection, _SQL["retry_candidate"], {"run_id": str(asked)})
+    assert asked is not None
+    last = lineage.lock_last_attempt(connection, asked)
     if last is None:
         raise UnknownRun(f"no run has the id {asked}. List them with: celery -A tasks run list")
     if last["id"] == created:
@@ -97,7 +99,7 @@ def retry(ports: Ports, run_id: UUID | str, *, actor: str) -> RunHandle:
     return handle
 
 
-def _handle(row: dict[str, Any]) -> RunHandle:
+def _handle(row: Mapping[str, Any]) -> RunHandle:
     return RunHandle(
         run_id=row["id"],
         requested_id=row["id"],

@@ -20,8 +20,9 @@ from celery.result import AsyncResult, GroupResult, ResultSet
 from celery.utils.functional import LRUCache
 from sqlalchemy.exc import DBAPIError
 
-from db import session, settings, statements
+from db import settings
 from db.failures import is_connection_lost
+from dispatch import lineage
 from dispatch.errors import InvalidParameters, RunFailed
 from tasks import broker, canvas, options, wakeup
 
@@ -30,8 +31,6 @@ LONGEST_NAP_SECONDS = 0.5
 NAP_SHARE = 0.1
 OUTAGE_SECONDS = 60.0
 """How long a wait without a timeout outlasts a control database that is away."""
-
-_OUTCOME = statements.load("results")["outcome"]
 
 _STATES: Mapping[str, str] = {
     "PENDING": states.PENDING,
@@ -107,7 +106,11 @@ class RunBackend(BaseBackend):
         return bool(self.redis.task_result_exists(task_id))
 
     def is_run(self, result: AsyncResult | str) -> bool:
-        """Whether the id is a run's. One look at the database, at most, for each id and thread."""
+        """Whether the id is a run's. A look at the database where this process cannot know.
+
+        It remembers that an id is a run's, and of those it sent itself that they are a task's; that
+        an id is no run's may change: a later step of a chain is stored when its turn comes.
+        """
         if isinstance(result, RunResult):
             self._is_run[result.id] = True
             return True
@@ -327,7 +330,4 @@ def _stored_one(task_id: str, parent: AsyncResult | None) -> str:
 
 
 def _row(task_id: str) -> Mapping[str, Any] | None:
-    run_id = options.run_id_of_task(task_id)
-    engine = session.engine().execution_options(isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        return statements.row(connection, _OUTCOME, {"run_id": str(run_id)})
+    return lineage.outcome(options.run_id_of_task(task_id))

@@ -17,6 +17,7 @@ from dispatch.context import Outcome
 from dispatch.errors import InvalidParameters, NotCancellable, TriggerBusy, UnknownRun
 from dispatch.finalization import RunFinalizationService, failure, success
 from dispatch.lifecycle import JobRunStatus
+from dispatch.ports import Ports, RunEvent
 from dispatch.recovery import recover_expired
 
 
@@ -71,6 +72,14 @@ def test_a_held_run_is_asked_and_its_holder_told__R_K1__R_K2(
     assert (answer.status, answer.changed) == (JobRunStatus.CANCEL_REQUESTED, True)
     assert told() == [str(held.id)]
     assert run(rows, held.id)["finished_at"] is None
+
+
+def test_only_who_cancelled_a_waiting_run_tells_of_it__R_K1(rows: Rows) -> None:
+    run_id = new_run(rows, new_job(rows, "orders"))
+    events: list[RunEvent] = []
+    for _ in range(2):
+        cancel(Ports(emit=events.append), run_id, actor="someone")
+    assert [(event.kind, event.run_id) for event in events] == [("cancelled", run_id)]
 
 
 def test_cancelling_again_changes_nothing__R_K1(

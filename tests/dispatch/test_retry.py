@@ -223,6 +223,25 @@ def test_a_retry_whose_commit_was_lost_is_settled__R_R7(
     assert recorder.take() == [handle.run_id]
 
 
+def test_a_retry_behind_another_one_names_the_attempt_that_took_the_place__R_R8(
+    database: str, rows: Rows, recorder: Recorder
+) -> None:
+    new_job(rows, "orders")
+    first = failed(rows, recorder)
+    with psycopg.connect(database) as other:
+        other.execute("update job_run set status = 'RETRY_SCHEDULED'")
+        cursor = other.execute(
+            """insert into job_run (job_id, previous_run_id, root_run_id, attempt)
+               select job_id, id, root_run_id, 2 from job_run returning id"""
+        )
+        [created] = cursor.fetchone() or (None,)
+        asked = in_thread(lambda: retry(recorder.ports, first, actor="ann"))
+        until("the retry to wait", lambda: waits_for_a_lock(rows), 5)
+        other.commit()
+    with pytest.raises(NotRetryable, match=f"{created} is PENDING"):
+        asked.result(10)
+
+
 def test_a_retry_behind_a_lock_gives_up_after_a_second__R_T4(
     database: str, rows: Rows, recorder: Recorder
 ) -> None:

@@ -19,6 +19,7 @@ from dispatch.cancel import cancel
 from dispatch.context import RunContext
 from dispatch.errors import DatabaseUnavailable
 from dispatch.lifecycle import JobRunStatus
+from dispatch.ports import Ports, RunEvent
 from dispatch.retry import retry
 
 
@@ -164,15 +165,17 @@ def test_an_enqueue_is_repeated_under_its_id(
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
-def test_a_cancel_is_repeated_and_recorded_once(
-    rows: Rows, recorder: Recorder, cutter: Proxy, answered: bool
+def test_a_cancel_is_repeated_recorded_once_and_told(
+    rows: Rows, cutter: Proxy, answered: bool
 ) -> None:
     run_id = new_run(rows, new_job(rows, "orders"))
     session.engine().connect().close()
     cutter.cut_when(sends(b"COMMIT"), answered=answered)
-    answer = cancel(recorder.ports, run_id, actor="someone")
+    events: list[RunEvent] = []
+    answer = cancel(Ports(emit=events.append), run_id, actor="someone")
     assert cutter.cuts == 1
     assert (answer.status, answer.changed) == (JobRunStatus.CANCELLED, True)
+    assert [(event.kind, event.run_id) for event in events] == [("cancelled", run_id)]
     assert len(rows("select 1 from audit_event where action = 'run.cancel'")) == 1
 
 
