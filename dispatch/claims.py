@@ -15,6 +15,7 @@ import psycopg
 from db import statements
 from db.failures import is_connection_lost
 from db.link import Link
+from dispatch.backoff import Backoff
 from dispatch.deadlines import sign_of_life
 from dispatch.ports import Offer
 
@@ -250,17 +251,14 @@ class RunClaims:
 
         Asks for a third of a lease, as long as what landed would still be worth having.
         """
-        give_up = time.monotonic() + self._lease_seconds / 3
-        pause = 0.05
+        backoff = Backoff(self._lease_seconds / 3)
         while True:
             try:
                 return link.row(_SQL["claim_by_token"], asked)
             except psycopg.Error as error:
                 link.close()
-                if not is_connection_lost(error) or time.monotonic() + pause > give_up:
+                if not is_connection_lost(error) or not backoff.pause():
                     raise
-            time.sleep(pause)
-            pause = min(2 * pause, 2.0)
 
     # A claim in someone else's transaction
 

@@ -16,6 +16,7 @@ from db.failures import is_connection_lost
 from db.keyring import Keyring, KeyringError
 from db.link import Link
 from dispatch import execution, handlers, offers
+from dispatch.backoff import Backoff
 from dispatch.claims import ClaimedRun, RunClaims
 from dispatch.deadlines import Agenda, Scope, look
 from dispatch.execution import Spawn
@@ -176,8 +177,7 @@ class WorkerDispatchCoordinator:
     # Claiming
 
     def _claim(self, run_id: UUID | None, queue: str) -> ClaimedRun | None:
-        give_up_at = time.monotonic() + self._lease_seconds
-        pause = 0.1
+        backoff = Backoff(self._lease_seconds, first=0.1)
         while not self.is_draining:
             try:
                 claimed = None
@@ -190,11 +190,9 @@ class WorkerDispatchCoordinator:
                 self._link.close()
                 if not is_connection_lost(error):
                     raise
-                if time.monotonic() + pause > give_up_at:
+                if not backoff.pause():
                     logger.warning("a wake-up is dropped: the control database is away")
                     return None
-            time.sleep(pause)
-            pause = min(2 * pause, 2.0)
         return None
 
     def _next(self, queue: str | None) -> ClaimedRun | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, LiteralString
@@ -16,6 +15,7 @@ from db import statements
 from db.failures import first_line, is_connection_lost
 from db.link import Link
 from dispatch import offers
+from dispatch.backoff import Backoff
 from dispatch.chains import enqueue_next_of_chain
 from dispatch.claims import ClaimedRun, ClaimRequest
 from dispatch.context import Outcome, Progress
@@ -265,8 +265,7 @@ class RunFinalizationService:
         Raises FinishRefused where a value does not fit, and FinishLost.
         """
         asked = _asked(claimed, ending)
-        give_up_at = time.monotonic() + self._patience
-        pause = 0.05
+        backoff = Backoff(self._patience)
         while True:
             try:
                 finished = self._write(link, claimed, asked, log)
@@ -291,10 +290,8 @@ class RunFinalizationService:
                 logger.warning(
                     "no answer to the finish of run %s (%s)", claimed.id, type(error).__name__
                 )
-            if gives_up() or time.monotonic() + pause > give_up_at:
+            if gives_up() or not backoff.pause():
                 raise FinishLost(f"the end of run {claimed.id} may not be recorded")
-            time.sleep(pause)
-            pause = min(2 * pause, 2.0)
 
     def finish_and_claim(
         self, link: Link, claimed: ClaimedRun, ending: Ending, request: ClaimRequest
