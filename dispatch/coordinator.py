@@ -100,9 +100,9 @@ class WorkerDispatchCoordinator:
     def run(self, run_id: UUID | None, queue: str) -> list[UUID]:
         """Take a wake-up: the named run, else the next one of ``queue``; then go on in that queue.
 
-        Goes on while there is work, up to the slot's bound of runs, and hands the rest on by
-        wake-ups (R-C1). The ids of the runs that were executed. Where the database is away the
-        wake-up is waited with for a lease and then dropped: the sweep repeats it.
+        Goes on while there is work, up to the slot's bound of runs, and offers the rest (R-C1). The
+        ids of the runs that were executed. Where the database is away the wake-up is waited with
+        for a lease and then dropped: the sweep repeats it.
         """
         if self.is_draining:
             if run_id is not None:
@@ -114,7 +114,7 @@ class WorkerDispatchCoordinator:
             done.append(claimed.id)
             claimed = self._execute(claimed, queue if len(done) < self._slot_runs else None)
         if len(done) >= self._slot_runs and not self.is_draining:
-            self._hand_on(queue)
+            self._offer_rest(queue)
         return done
 
     def run_only(self, run_id: UUID) -> bool:
@@ -206,7 +206,7 @@ class WorkerDispatchCoordinator:
                 raise
             return None
 
-    def _hand_on(self, queue: str) -> None:
+    def _offer_rest(self, queue: str) -> None:
         """The slot goes back to Celery: wake-ups take its place, as far as there is work."""
         try:
             agenda = Agenda()

@@ -184,7 +184,6 @@ def look(
             {
                 "queue": scope.queue,
                 "job": scope.job,
-                "offers": True,
                 "schedules": scope.schedules,
                 "leases": scope.leases,
                 "set_aside": [str(run_id) for run_id in set_aside],

@@ -35,14 +35,14 @@ class Handover:
         self._times: dict[UUID, int] = {}
         self._told: set[str] = set()
 
-    def hand_on(self, link: Link, run_id: UUID) -> bool:
-        """Offer a run again that this worker cannot take and another one can; whether it was.
+    def hand_on(self, link: Link, run_id: UUID) -> None:
+        """Offer a run again that this worker cannot take and another one can.
 
         Raises psycopg.Error.
         """
         beyond = self._claims.beyond(link, run_id)
         if beyond is None:
-            return False
+            return
         with self._lock:
             if time.monotonic() - self._since > FORGET_SECONDS or len(self._times) > _MOST:
                 self._since = time.monotonic()
@@ -58,4 +58,5 @@ class Handover:
                 beyond.offer.queue,
                 beyond.needs,
             )
-        return times <= TIMES and self._ports.offer([beyond.offer]) > 0
+        if times <= TIMES:
+            self._ports.offer([beyond.offer])

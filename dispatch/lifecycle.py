@@ -25,18 +25,12 @@ class JobRunStatus(StrEnum):
         return self in ACTIVE
 
     @property
-    def is_held(self) -> bool:
-        """Whether a process holds the run under a lease."""
-        return self in HELD
-
-    @property
     def is_finished(self) -> bool:
         """Whether this attempt has ended; a manual retry may still replace a FAILED one."""
         return self not in ACTIVE
 
 
 ACTIVE = frozenset({JobRunStatus.PENDING, JobRunStatus.RUNNING, JobRunStatus.CANCEL_REQUESTED})
-HELD = frozenset({JobRunStatus.RUNNING, JobRunStatus.CANCEL_REQUESTED})
 
 TRANSITIONS: frozenset[tuple[JobRunStatus, JobRunStatus]] = frozenset(
     {

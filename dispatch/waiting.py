@@ -35,8 +35,8 @@ class Taker:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A run that waits. ``reasons`` is empty where it only waits for a worker to take it."""
+class Wait:
+    """What a run waits for. ``reasons`` is empty where it only waits for a worker to take it."""
 
     queue: str
     handler: str
@@ -56,7 +56,7 @@ class Waiting:
 
 def explain(
     connection: AnyConnection, run_id: UUID, takers: Sequence[Taker] | None = None
-) -> Waiting | None:
+) -> Wait | None:
     """Why a run waits; None where it does not. ``takers`` are the workers, None where unasked."""
     row = statements.row(connection, _SQL["obstacles"], {"run_id": str(run_id)})
     if row is None:
@@ -64,7 +64,7 @@ def explain(
     reasons = [*_time(row), *_switches(row), *_turn(row)]
     if takers is not None and not reasons:
         reasons = _workers(row, takers) or _unoffered(row)
-    return Waiting(
+    return Wait(
         row["queue"], row["handler"], row["due_for"].total_seconds(), tuple(reasons), _behind(row)
     )
 

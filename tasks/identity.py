@@ -23,10 +23,6 @@ def be_parent() -> None:
     os.environ[_VARIABLE] = f"{_found[0]}:{_found[1]}"
 
 
-def is_parent() -> bool:
-    return _parent()[0] == os.getpid()
-
-
 def is_child() -> bool:
     """Whether this is a process of a prefork pool."""
     return _parent()[0] == os.getppid()

@@ -15,8 +15,7 @@ with recursive waiting (queue, job_id, level) as (
   from (
     select r.queue, r.job_id, least(r.offer_count, 14) as level
     from job_run r
-    where r.status = 'PENDING' and %(offers)s::boolean
-      and r.queue >= coalesce(%(queue)s::text, '')
+    where r.status = 'PENDING' and r.queue >= coalesce(%(queue)s::text, '')
     order by r.queue, r.job_id, least(r.offer_count, 14)
     limit 1
   ) first
@@ -33,7 +32,7 @@ with recursive waiting (queue, job_id, level) as (
   ) next
   where next.queue = coalesce(%(queue)s::text, next.queue)
 ), open_job as materialized (
-  select j.id, j.name, j.overlap <> 'allow' as one_at_a_time, greatest(0, least(
+  select j.id, j.name, j.overlap <> 'allow' as exclusive, greatest(0, least(
     case when j.overlap = 'allow' then 1000000
          when exists (select from job_run x where x.job_id = j.id
            and x.started_at is not null and x.finished_at is null) then 0
@@ -50,7 +49,7 @@ with recursive waiting (queue, job_id, level) as (
     and coalesce(s.enabled, true) and coalesce(t.enabled, true)
 ), offer as materialized (
   select waiting.queue, open_job.id as job_id, open_job.name as job, waiting.level,
-    case when open_job.one_at_a_time and waiting.level = 0 and exists (
+    case when open_job.exclusive and waiting.level = 0 and exists (
            select from waiting w where w.job_id = open_job.id and w.level > 0) then 0
          else open_job.room end as room,
     extract(epoch from first.since - clock_timestamp())::float8 + case waiting.level when 0 then 0

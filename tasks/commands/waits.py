@@ -7,7 +7,7 @@ from uuid import UUID
 from db import session
 from db.failures import first_line
 from dispatch import waiting
-from dispatch.waiting import Waiting
+from dispatch.waiting import Wait
 from tasks import inspection
 from tasks.app import app
 
@@ -32,7 +32,7 @@ def why(run_id: UUID) -> str | None:
     return None if found is None else str(found)
 
 
-def stored(run_id: UUID) -> Waiting | None:
+def stored(run_id: UUID) -> Wait | None:
     """What the control database knows of it, without asking the workers."""
     with session.transaction() as connection:
         return waiting.explain(connection, run_id)

@@ -345,7 +345,6 @@ def plan(connection: psycopg.Connection[Any]) -> dict[str, Any]:
     asked = {
         "queue": None,
         "job": None,
-        "offers": True,
         "schedules": True,
         "leases": True,
         "set_aside": [],
