@@ -105,6 +105,8 @@ from claimed;
 -- R-C4). Always one row: `id` is null where nothing was taken; then `near` tells how many due runs
 -- were looked at, and `candidates` how many of all were eligible but locked by someone.
 --   near       the first due runs of each priority, from a given place in its order onwards
+--   unseen     the highest priority that may have more than these: a lower one is not taken before
+--              a wide look has told that the rest of it is blocked
 --   waiting    (a wide look) every job that has waiting runs, found by stepping from job to job, so
 --              that ten thousand blocked runs of a job cost one step
 --   open_job   which of these jobs may run now, and how many more of their runs
@@ -131,6 +133,10 @@ with recursive patience as materialized (
     limit %(window)s::integer
   ) due
   where not %(wide)s::boolean
+), unseen as materialized (
+  select max(level.priority) as priority from (
+    select near.priority from near group by near.priority having count(*) >= %(window)s::integer
+  ) level
 ), waiting (job_id) as (
   (select r.job_id from job_run r
    where r.status = 'PENDING' and %(wide)s::boolean order by r.job_id limit 1)
@@ -178,6 +184,7 @@ with recursive patience as materialized (
       order by found.priority desc, found.available_at, found.created_at, found.id) as place
     from (
       select near.*, free_job.room from near join free_job on free_job.id = near.job_id
+      where near.priority >= coalesce((select unseen.priority from unseen), near.priority)
       union all
       select due.*, free_job.room
       from free_job cross join lateral (

@@ -144,6 +144,43 @@ def test_ten_thousand_blocked_runs_do_not_stand_in_front__R_C3(
     assert [taken(claimer) for _ in range(41)] == [*ids, None]
 
 
+@pytest.mark.parametrize(
+    "change", [*BLOCKS.values(), "concurrency_key = 'full'", "overlap = 'queue'"]
+)
+def test_blocked_runs_of_a_high_priority_let_no_lower_one_go_first__R_C3(
+    rows: Rows, claimer: Claimer, change: str
+) -> None:
+    rows("insert into concurrency_key (key, max) values ('full', 1)")
+    blocked = new_job(rows, "blocked", "allow")
+    holder = new_run(rows, new_job(rows, "holder", "allow", concurrency_key="full"))
+    assert taken(claimer) == holder
+    if change == "overlap = 'queue'":
+        claim(rows, new_run(rows, blocked))
+    for _ in range(claims.WINDOW + 8):
+        new_run(rows, blocked, priority=9)
+    block(rows, blocked, change)
+    free = new_job(rows, "free", "allow")
+    low = [new_run(rows, free) for _ in range(2)]
+    high = [new_run(rows, free, priority=9) for _ in range(2)]
+    assert [taken(claimer) for _ in range(5)] == [*high, *low, None]
+    late = new_run(rows, free, priority=9)
+    assert taken(claimer) == late
+
+
+def test_a_locked_run_of_a_high_priority_lets_no_lower_one_go_first__R_C3(
+    database: str, rows: Rows, claimer: Claimer
+) -> None:
+    waiting = new_job(rows, "one at a time", "queue")
+    first, *_ = [new_run(rows, waiting, priority=9) for _ in range(claims.WINDOW + 8)]
+    free = new_job(rows, "free", "allow")
+    low = new_run(rows, free)
+    high = new_run(rows, free, priority=9)
+    with psycopg.connect(database) as other:
+        other.execute("select 1 from job_run where id = %s for update", [first])
+        assert [taken(claimer) for _ in range(2)] == [high, low]
+    assert taken(claimer) == first
+
+
 def test_ten_thousand_locked_runs_do_not_stand_in_front__R_C3(
     database: str, rows: Rows, claimer: Claimer
 ) -> None:
