@@ -9,7 +9,8 @@
 -- `waiting` steps through job_run_offer_due from one such triple to the next, so the cost grows with
 -- the triples and not with the runs; a disabled or paused job costs one step (R-C3, R-D7). Behind a
 -- full slot only a time to come counts, since the transition that frees the slot offers the rest
--- (R-D7); so it is for a job that runs one at a time while a wake-up of it is under way.
+-- (R-D7); so it is for a job that runs one at a time while a wake-up of it is under way in the same
+-- queue. One in another queue may wait there for ever.
 with recursive waiting (queue, job_id, level) as (
   select first.queue, first.job_id, first.level
   from (
@@ -50,7 +51,8 @@ with recursive waiting (queue, job_id, level) as (
 ), offer as materialized (
   select waiting.queue, open_job.id as job_id, open_job.name as job, waiting.level,
     case when open_job.exclusive and waiting.level = 0 and exists (
-           select from waiting w where w.job_id = open_job.id and w.level > 0) then 0
+           select from waiting w
+           where w.job_id = open_job.id and w.queue = waiting.queue and w.level > 0) then 0
          else open_job.room end as room,
     extract(epoch from first.since - clock_timestamp())::float8 + case waiting.level when 0 then 0
       else least(%(grace_cap)s::float8, %(grace)s::float8 * 2 ^ (waiting.level - 1)) end as seconds

@@ -194,6 +194,17 @@ def test_a_job_that_runs_one_at_a_time_has_one_deadline__R_D7(
     assert (waiting.level, waiting.room) == (0, 1)
 
 
+def test_a_wake_up_in_one_queue_holds_back_none_of_another__R_D7(
+    see: Any, rows: Rows, recorder: Recorder
+) -> None:
+    new_job(rows, "orders", "queue")
+    submit(recorder.ports, "orders", queue="slow")
+    rows("insert into job_run (job_id) select id from job")
+    # Whether a worker takes from the queue `slow` nobody knows.
+    found = {waiting.queue: (waiting.level, waiting.room) for waiting in see().waiting}
+    assert found == {"slow": (1, 1), "runs": (0, 1)}
+
+
 def test_runs_of_other_queues_and_jobs_are_known_apart__R_D6(
     see: Any, rows: Rows, recorder: Recorder
 ) -> None:
