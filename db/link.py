@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, LiteralString
 
 import psycopg
@@ -78,15 +78,25 @@ class Link:
         return self._connection is not None and self._owner == os.getpid()
 
     def row(
-        self, statement: LiteralString, parameters: Mapping[str, Any] | None = None
+        self,
+        statement: LiteralString,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        after: Sequence[LiteralString] = (),
     ) -> dict[str, Any] | None:
-        """Run one statement and commit it; its first row. Raises psycopg.Error."""
+        """Run one statement and commit it; its first row. Raises psycopg.Error.
+
+        ``after`` are statements to run before it in its transaction, with the same parameters.
+        """
         connection = self.get()
-        if not (self._planner and session.is_pooled()):
+        planner = self._planner if session.is_pooled() else {}
+        if not (planner or after):
             return statements.row(connection, statement, parameters)
         with connection.transaction():
-            for name, value in self._planner.items():
+            for name, value in planner.items():
                 connection.execute("select set_config(%s, %s, true)", (name, value))
+            for earlier in after:
+                statements.rows(connection, earlier, parameters)
             return statements.row(connection, statement, parameters)
 
     def rows_of_both(

@@ -121,9 +121,16 @@ class RunClaims:
     def directed(self, link: Link, run_id: UUID) -> ClaimedRun | None:
         """Claim the named run, or None where it is not eligible, held, or its job stays locked.
 
-        Waits at most a second for an edit of its job or datasources. Raises psycopg.Error.
+        Waits at most a second for edits of its job and datasources. Raises psycopg.Error.
         """
-        taken, _ = self._ask(link, _SQL["claim_directed"], {"run_id": run_id})
+        named = {"run_id": run_id}
+        taken, seen = self._ask(link, _SQL["claim_directed"], named)
+        if taken is None and seen.candidates:
+            waiting = (_SQL["edit_patience"], _SQL["wait_for_edit"])
+            try:
+                taken, _ = self._ask(link, _SQL["claim_directed"], named, after=waiting)
+            except psycopg.errors.QueryCanceled:
+                return None
         return taken
 
     def beyond(self, link: Link, run_id: UUID) -> Beyond | None:
@@ -203,14 +210,19 @@ class RunClaims:
             self._looks.setdefault(queue, _Look()).bounds[taken.priority] = seen.place
 
     def _ask(
-        self, link: Link, statement: LiteralString, parameters: Mapping[str, Any]
+        self,
+        link: Link,
+        statement: LiteralString,
+        parameters: Mapping[str, Any],
+        *,
+        after: Sequence[LiteralString] = (),
     ) -> tuple[ClaimedRun | None, _Seen]:
         for _ in range(_RACES):
             asked = self._asked(parameters)
             link.get()
             asked_at = time.monotonic()
             try:
-                found = link.row(statement, asked)
+                found = link.row(statement, asked, after=after)
             except psycopg.errors.LockNotAvailable:
                 return None, _Seen(candidates=1)
             except (psycopg.errors.UniqueViolation, psycopg.errors.CheckViolation) as error:
@@ -313,12 +325,14 @@ class _Seen:
 
     @classmethod
     def of(cls, found: Mapping[str, Any] | None) -> _Seen:
-        if found is None or "near" not in found:
+        if found is None:
             return cls()
         place = None
         if found["id"] is not None:
             place = (found["available_at"], found["created_at"], found["id"])
-        return cls(found["near"], found["candidates"], found["seconds"], place)
+        return cls(
+            found.get("near", 0), found.get("candidates", 0), found.get("seconds", 0.0), place
+        )
 
 
 def _looking(queue: str, bounds: Mapping[int, Place], *, wide: bool, deep: bool) -> dict[str, Any]:

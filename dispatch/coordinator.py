@@ -38,7 +38,7 @@ from dispatch.redaction import secrets_known
 from dispatch.runlog import RunLog
 
 CLAIM_PATIENCE_SECONDS = 10.0
-"""How long a claim may take to be answered; a directed one waits a second for each lock."""
+"""How long a claim may take to be answered; a directed one may wait a second for an edit."""
 SHORT_RUN_SECONDS = 0.1
 """A run that took less ends in one transaction with the slot's next claim, where it can."""
 LAST_FINISH_SECONDS = 5.0

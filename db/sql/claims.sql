@@ -71,34 +71,67 @@
   from claimed where %(notify)s::boolean
 )
 
--- name: claim_directed
--- Take the named run or nothing, and prepare it, in one statement (R-C1, R-C4, R-C5).
--- Locks the run, then its job, then both datasources in ascending order of their ids; it waits a
--- second for an edit of those, and one that commits meanwhile is seen, since each locked row is
--- read and checked again (R-C4). The run's lock lets the share lock of a foreign key pass, so that
--- an alias or a key that is stored for the run meanwhile does not hide it. "PENDING" is spelt as
--- unclaimed and unfinished: the status would let the planner leave the primary key.
-with patience as materialized (
-  select set_config('lock_timeout', '1s', true) as lock_timeout
-), pick as materialized (
-  -- include: picked
+-- fragment: named
+-- The named run, while nobody holds it, it is due, and there is room for it beside the others of
+-- its job and its key. "PENDING" is spelt as unclaimed and unfinished: the status would let the
+-- planner leave the primary key.
   where r.id = %(run_id)s::uuid
     and r.lease_token is null and r.finished_at is null
     and r.available_at <= statement_timestamp()
-  -- include: open
     and (j.overlap = 'allow' or not exists (
       select from job_run x where x.job_id = j.id
            and x.started_at is not null and x.finished_at is null))
     and (j.concurrency_key is null or k.max > (
       select count(*) from job_run x
       where x.slot_key = k.key and x.finished_at is null))
+
+-- name: claim_directed
+-- Take the named run or nothing, and prepare it, in one statement that never waits (R-C1, R-C4,
+-- R-C5). Always one row: `id` is null where nothing was taken; `candidates` tells then whether the
+-- run is eligible, and someone holds it, its job or a datasource. The run's lock lets the share lock
+-- of a foreign key pass, so that an alias or a key that is stored for the run does not hide it.
+with patience as materialized (
+  select set_config('lock_timeout', '100ms', true) as lock_timeout
+), pick as materialized (
+  -- include: picked
+  -- include: named
+  -- include: open
   for no key update of r skip locked
-  for share of j, lo, hi
+  for share of j, lo, hi skip locked
 -- include: claimed
 select claimed.*,
   (select p.error_code from job_run p where p.id = claimed.previous_run_id) as previous_code,
-  (select count(*) from notified) as notified
-from claimed;
+  (select count(*) from notified) as notified,
+  case when claimed.id is null then (
+    select count(*) from (
+      -- include: picked
+      -- include: named
+      -- include: open
+    ) candidate
+  ) else 0 end as candidates
+from (select) always left join claimed on true;
+
+-- name: edit_patience
+-- What bounds the wait for an edit, over all the locks together (R-C4), and what a claimer that
+-- stops in the middle of it keeps from others.
+select set_config('statement_timeout', '1s', true) as statement_timeout,
+  set_config('idle_in_transaction_session_timeout', '5s', true) as idle_timeout;
+
+-- name: wait_for_edit
+-- Lock what a claim of the named run locks, and wait for whoever edits it: the run, then its job,
+-- then both datasources in ascending order of their ids (R-C4). The claim that follows in the same
+-- transaction waits for nothing any more, so what it reads, locked or not, is from after the edit,
+-- a limit too (R-C5, R-C8).
+with patience as materialized (
+  select set_config('lock_timeout', '1s', true) as lock_timeout
+), pick as materialized (
+  -- include: picked
+  -- include: named
+  -- include: open
+  for no key update of r skip locked
+  for share of j, lo, hi
+)
+select pick.id from pick;
 
 -- name: claim_next
 -- Take the next eligible run of a queue and prepare it, in one statement that never waits (R-C3,

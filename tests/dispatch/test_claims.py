@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -224,7 +226,31 @@ def test_a_directed_claim_waits_for_an_edit_a_second_and_no_longer__R_C4(
         [began] = rows("select clock_timestamp() as at")
         assert claimer.directed(run_id) is None
         [ended] = rows("select clock_timestamp() as at")
-    assert 0.9 <= (ended["at"] - began["at"]).total_seconds() < 3
+    assert 0.9 <= (ended["at"] - began["at"]).total_seconds() < 1.6
+    assert claimer.directed(run_id) is not None
+
+
+def test_a_directed_claim_waits_a_second_for_all_edits_together__R_C4(
+    database: str, rows: Rows, claimer: Claimer
+) -> None:
+    a, b = sorted(new_datasource(rows, name) for name in "ab")
+    job = new_job(rows, "orders", source_id=a, sink_id=b)
+    run_id = new_run(rows, job)
+    held = [("job", job), ("datasource", a), ("datasource", b)]
+    with ExitStack() as stack:
+        others = [stack.enter_context(psycopg.connect(database)) for _ in held]
+        for other, (table, key) in zip(others, held, strict=True):
+            other.execute(f"update {table} set updated_at = now() where id = %s", [key])  # noqa: S608
+        began = time.monotonic()
+        asked = in_thread(lambda: claimer.directed(run_id))
+        for other, at in zip(others, (0.7, 1.4, 2.1), strict=True):
+            time.sleep(max(0.0, began + at - time.monotonic()))
+            if at > 1.5:
+                assert asked.done(), "the claim still waits"
+            other.commit()
+        assert asked.result(5) is None
+    assert run(rows, run_id)["status"] == "PENDING"
+    assert claimer.directed(run_id) is not None
 
 
 def waiting_for(rows: Rows, name: str) -> Callable[[], bool]:
@@ -289,6 +315,23 @@ def test_an_edit_that_commits_while_a_claim_waits_is_seen_whole__R_C5(
     assert (held.source_datasource_id, held.sink_datasource_id) == (b, c)
     assert held.source_envelope is not None
     assert held.source_envelope["datasource"] == str(b)
+
+
+def test_a_limit_that_is_lowered_while_a_claim_waits_is_kept__R_C8__R_C5(
+    database: str, rows: Rows, claimer: Claimer
+) -> None:
+    rows("insert into concurrency_key (key, max) values ('shared', 2)")
+    job = new_job(rows, "one", "allow", concurrency_key="shared")
+    first, second = new_runs(rows, job, 2)
+    assert claimer.directed(first) is not None
+    with psycopg.connect(database) as other:
+        other.execute("update job set updated_at = now()")
+        other.execute("update concurrency_key set max = 1")
+        asked = in_thread(lambda: claimer.directed(second))
+        until("the claim to wait", waiting_for(rows, "test claimer"), 5)
+        other.commit()
+    assert asked.result(10) is None
+    assert run(rows, second)["status"] == "PENDING"
 
 
 def test_locks_are_taken_on_the_run_then_the_job_then_datasources_by_id__R_C4(
@@ -476,8 +519,8 @@ def test_a_claim_whose_answer_was_lost_is_found_by_its_token__R_R7(
     claimer.link.get()
     ask = claimer.link.row
 
-    def lose_the_answer(statement: Any, parameters: Any = None) -> Any:
-        found = ask(statement, parameters)
+    def lose_the_answer(statement: Any, parameters: Any = None, **options: Any) -> Any:
+        found = ask(statement, parameters, **options)
         monkeypatch.setattr(claimer.link, "row", ask)
         claimer.link.close()
         assert found is not None

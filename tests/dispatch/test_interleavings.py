@@ -216,14 +216,18 @@ def test_an_open_finish_with_a_watermark_holds_up_nobody_else__R_C4__R_F3(
     finish.commit()
     finish.connection.execute("begin")
     finish.step(*finish.finish(first, finish.token, watermark="5", watermark_type="bigint"))
-    # The next claim passes the job by; a directed one waits for it, and gives up in a second.
-    asked = claim.begin(*claim.claim())
-    assert asked.done()
-    assert taken(asked.result(0)) is None
-    directed = claim.begin(*claim.claim(second))
-    assert not directed.done()
+    # A claim passes the job by; what a directed one does then waits for it.
+    for directed in (None, second):
+        asked = claim.begin(*claim.claim(directed))
+        assert asked.done()
+        [found] = asked.result(0)
+        assert found["id"] is None
+        assert found["candidates"] > 0
+    waiting = claim.begin(CLAIMS["wait_for_edit"], claim.claim(second)[1])
+    assert not waiting.done()
     finish.commit()
-    [held] = directed.result(5)
+    assert taken(waiting.result(5)) == second
+    [held] = claim.step(*claim.claim(second))
     assert held["id"] == second
     # What was committed while it waited is what it was claimed with.
     assert held["job_snapshot"]["watermark"] == "5"

@@ -215,6 +215,7 @@ def warm_up(table: Table) -> None:
         table.explain("claim_next", a_look())
         table.explain("claim_next", a_look(wide=True))
         table.explain("claim_directed", common(run_id=uuid4()))
+        table.explain("wait_for_edit", common(run_id=uuid4()))
         table.explain("renew", renewal(uuid4(), uuid4()))
         table.explain("finish", a_finish(uuid4(), uuid4()))
         table.explain("expired", {"limit": 100, "set_aside": []})
@@ -262,6 +263,11 @@ def test_every_hot_statement_reads_few_rows_by_its_index__R_C3__R_C4(table: Tabl
            where r.status = 'PENDING' and j.name = 'job0' limit 1"""
     )
     check(table.explain("claim_directed", common(run_id=waiting)), CLAIM_SCANS, 150)
+    check(table.explain("wait_for_edit", common(run_id=waiting)), CLAIM_SCANS, 100)
+    blocked = table.one(
+        f"select id from job_run where status = 'PENDING' and job_id = '{table.blocked}' limit 1"  # noqa: S608
+    )
+    check(table.explain("claim_directed", common(run_id=blocked)), CLAIM_SCANS, 100)
     # A third of the waiting runs stands first and is blocked.
     near = {**CLAIM_SCANS, "job_run": {*CLAIM_SCANS["job_run"], "job_run_claim_order"}}
     check(table.explain("claim_next", a_look()), near, 150)
