@@ -49,9 +49,13 @@ class Settlement:
     next_fire_at: datetime | None
 
 
-def settle(times: FireTimes, next_fire_at: datetime, now: datetime, misfire: Misfire) -> Settlement:
+def settle(
+    times: FireTimes, next_fire_at: datetime, now: datetime, misfire: Misfire | None
+) -> Settlement:
     """Settle every slot in ``[next_fire_at, now]``; both are database time.
 
+    ``misfire`` is None just before the schedule is changed: an edit releases nothing that was
+    missed, whatever the policy says, since it may be what the edit is to prevent (R-D2).
     ``next_fire_at`` is an obligation that was stored, so it is a slot whatever ``times`` says of it
     now (the rules of the zone may have changed since, or a hand may have moved it). Pure and
     repeatable: the caller stores it in the transaction that moves ``next_fire_at``. The work and
@@ -71,8 +75,11 @@ def settle(times: FireTimes, next_fire_at: datetime, now: datetime, misfire: Mis
         fire = slots[-CATCH_UP_LIMIT:]
         reason = f"missed: catch_up fires the newest {CATCH_UP_LIMIT} slots"
         skipped = [Skipped(slot, reason) for slot in slots[:-CATCH_UP_LIMIT]]
-    elif misfire is Misfire.SKIP:
-        skipped = [Skipped(slot, "missed: the misfire policy is skip") for slot in missed]
+    elif misfire is Misfire.SKIP or misfire is None:
+        reason = "missed: the misfire policy is skip"
+        if misfire is None:
+            reason = "missed: the schedule was changed before a beat ran"
+        skipped = [Skipped(slot, reason) for slot in missed]
     else:
         if missed and not on_time:
             fire = [missed.pop()]

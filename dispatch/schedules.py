@@ -66,7 +66,8 @@ class ScheduleReconciler:
                     )
                     if found is None:
                         return done
-                    handles = _settle(connection, found, offered=True)
+                    misfire = Misfire(found["misfire"])
+                    handles = _settle(connection, found, fire_times(found), misfire, offered=True)
                 done.settled += 1
                 done.offers += [handle.offer for handle in handles if handle.offerable]
             except Exception as error:
@@ -82,6 +83,7 @@ class ScheduleReconciler:
     def settle_before_change(self, connection: Connection | Session, schedule_id: UUID) -> datetime:
         """Settle what is due of one schedule, in the transaction that is about to change it (R-D2).
 
+        A slot that is on time fires; one that was missed is skipped, whatever the misfire policy.
         Returns the moment, in database time, up to which its slots are settled: the changed
         schedule's next fire is the first after it. A schedule whose stored times cannot be read
         has no slots to settle. Locks the schedule's row. Raises the driver's errors.
@@ -95,7 +97,7 @@ class ScheduleReconciler:
                 "schedule %s is changed, its due slots are void: %s", found["name"], error
             )
         else:
-            _settle(connection, found, offered=False, times=times)
+            _settle(connection, found, times, None, offered=False)
         moment = found["now"]
         assert isinstance(moment, datetime)
         return moment
@@ -111,19 +113,15 @@ def fire_times(stored: Mapping[str, Any]) -> FireTimes:
 def _settle(
     connection: Connection | Session,
     stored: Mapping[str, Any],
+    times: FireTimes,
+    misfire: Misfire | None,
     *,
     offered: bool,
-    times: FireTimes | None = None,
 ) -> list[RunHandle]:
     """Settle the due slots of a locked schedule and move it on; what became of the fires."""
     if stored["next_fire_at"] is None or stored["next_fire_at"] > stored["now"]:
         return []
-    plan = settle(
-        times or fire_times(stored),
-        stored["next_fire_at"],
-        stored["now"],
-        Misfire(stored["misfire"]),
-    )
+    plan = settle(times, stored["next_fire_at"], stored["now"], misfire)
     schedule = {"schedule_id": str(stored["id"])}
     asked = {**schedule, "slots": [*plan.fire, *(skipped.slot for skipped in plan.skipped)]}
     settled = {row["fire_at"] for row in statements.rows(connection, _SQL["settled_slots"], asked)}

@@ -1,8 +1,9 @@
 """The schedules of a job as they are stored: added, changed, switched and removed (R-D2).
 
 Whatever changes a schedule first settles what was due before the change, under the definition
-that it was due by; then it looks for the next slot after the change. So an edit within a second of
-a due time neither skips nor doubles, and never releases a slot from before it.
+that it was due by: what is on time fires, what was missed does not. Then it looks for the next slot
+after the change. So an edit within a second of a due time neither skips nor doubles, and never
+releases a slot from before it.
 """
 
 from __future__ import annotations

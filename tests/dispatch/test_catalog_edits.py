@@ -334,15 +334,16 @@ def test_schedules_are_named_by_position_or_by_hand(rows) -> None:
         edit(jobschedules.add, "report", {"cron": "@daily"})
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda: apply(FILE.replace("every: 15m", "every: 20m")),
-        lambda: edit(jobschedules.set_enabled, "often", False),
-        lambda: edit(jobschedules.remove, "often"),
-        lambda: apply(FILE.replace("      - {every: 15m, name: often}\n", "")),
-    ],
-)
+CHANGES: list[Callable[[], Any]] = [
+    lambda: apply(FILE.replace("every: 15m", "every: 20m")),
+    lambda: edit(jobschedules.set_enabled, "often", False),
+    lambda: apply(FILE.replace("name: often}", "name: often, misfire: catch_up}")),
+    lambda: edit(jobschedules.remove, "often"),
+    lambda: apply(FILE.replace("      - {every: 15m, name: often}\n", "")),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_slot_due_before_a_change_fires_once__R_D2(rows, change: Callable[[], Any]) -> None:
     apply(FILE)
     rows(
@@ -352,6 +353,27 @@ def test_a_slot_due_before_a_change_fires_once__R_D2(rows, change: Callable[[], 
     change()
     assert len(rows("select from job_run where job_name = 'orders' and status = 'PENDING'")) == 1
     assert rows("select from job_schedule where next_fire_at <= clock_timestamp()") == []
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_slot_missed_before_a_change_is_not_released_by_it__R_D2(
+    rows, change: Callable[[], Any]
+) -> None:
+    apply(FILE)
+    # The last of the missed slots was five minutes ago.
+    rows(
+        "update job_schedule set anchor_at = clock_timestamp() - interval '185 minutes', "
+        "next_fire_at = clock_timestamp() - interval '185 minutes' where name = 'often'"
+    )
+    change()
+    assert rows("select from job_run") == []
+    assert rows("select from job_schedule where next_fire_at <= clock_timestamp()") == []
+    # A schedule that was removed has taken its slots along.
+    left = 13 if rows("select from job_schedule where name = 'often'") else 0
+    found = rows("select outcome, reason from schedule_slot")
+    assert len(found) == left
+    assert {row["outcome"] for row in found} <= {"skipped"}
+    assert all("was changed" in row["reason"] for row in found)
 
 
 # Locks
