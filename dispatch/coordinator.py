@@ -97,16 +97,17 @@ class WorkerDispatchCoordinator:
 
     # Life cycle
 
-    def run(self, run_id: UUID | None, queue: str) -> list[UUID]:
+    def run(self, run_id: UUID | None, queue: str, priority: int = 0) -> list[UUID]:
         """Take a wake-up: the named run, else the next one of ``queue``; then go on in that queue.
 
         Goes on while there is work, up to the slot's bound of runs, and offers the rest (R-C1). The
         ids of the runs that were executed. Where the database is away the wake-up is waited with
-        for a lease and then dropped: the sweep repeats it.
+        for a lease and then dropped: the sweep repeats it. While the process drains it goes back to
+        its queue with ``priority``, the one that it came with.
         """
         if self.is_draining:
             if run_id is not None:
-                self._ports.offer([Offer(run_id, queue, 0)])
+                self._ports.offer([Offer(run_id, queue, priority)])
             return []
         done: list[UUID] = []
         claimed = self._claim(run_id, queue)

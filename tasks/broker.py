@@ -71,3 +71,10 @@ def of(redis_url: str) -> Broker:
 def message_priority(priority: int) -> int:
     """The number that makes a run of ``priority`` (0 to 9, higher first) go first in Redis."""
     return LOWEST_PRIORITY - priority
+
+
+def run_priority(number: object) -> int:
+    """The priority of the run whose wake-up came with ``number``; 0 where that is none of ours."""
+    if isinstance(number, int) and 0 <= number <= LOWEST_PRIORITY:
+        return LOWEST_PRIORITY - number
+    return 0

@@ -18,6 +18,7 @@ from dispatch.enqueue import RunHandle
 from dispatch.errors import InvalidParameters
 from tasks import canvas, options, wakeup
 from tasks.app import app
+from tasks.broker import run_priority
 from tasks.ports import PORTS
 from tasks.results import RunResult
 
@@ -144,7 +145,9 @@ class Trigger(Task):
         if run_id is None:
             logger.error("dropped a wake-up that does not hold exactly one run id")
             return None
-        return take(run_id, (self.request.delivery_info or {}).get("routing_key"))
+        delivered = self.request.delivery_info or {}
+        priority = run_priority(delivered.get("priority"))
+        return take(run_id, delivered.get("routing_key"), priority)
 
     def start_strategy(self, app: Any, consumer: Any, **kwargs: Any) -> Any:
         """Celery's strategy behind a check: only a bare wake-up goes any further (R-T3)."""

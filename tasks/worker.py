@@ -31,11 +31,11 @@ EXIT_AFTER_SECONDS = 0.5
 """How long after its last run a child that got a signal of its own goes, once that is reported."""
 
 
-def take(run_id: UUID, queue: str | None) -> str:
+def take(run_id: UUID, queue: str | None, priority: int) -> str:
     """Execute the run that a wake-up names, or others of its queue. Says what was done."""
     process = _current()
     with process:
-        done = process.coordinator.run(run_id, queue or DEFAULT_QUEUE)
+        done = process.coordinator.run(run_id, queue or DEFAULT_QUEUE, priority)
     return f"{len(done)} runs" if len(done) != 1 else f"run {done[0]}"
 
 

@@ -14,6 +14,7 @@ from worker_support import KEYRING, PASSWORD, Gate, Worker, new_datasource, new_
 
 from db.keyring import Keyring
 from dispatch.context import HandlerFailure, Outcome, PermanentFailure, RunContext, Snooze
+from dispatch.ports import Offer
 
 
 @pytest.fixture
@@ -230,9 +231,10 @@ def test_a_drain_admits_nothing_and_gives_the_wake_up_back__R_D8(
 ) -> None:
     run_id = new_run(rows, worker.job("late", lambda run: None))
     worker.coordinator.drain(5)
-    assert worker.run(run_id) == []
+    assert worker.coordinator.run(run_id, "runs", 7) == []
     assert run(rows, run_id)["status"] == "PENDING"
-    assert recorder.take() == [run_id]
+    # R-C3: higher first, also in Redis.
+    assert recorder.offered == [Offer(run_id, "runs", 7)]
 
 
 def test_a_drain_lets_a_run_end_within_its_time__R_D8(rows: Rows, worker: Worker) -> None:

@@ -52,6 +52,12 @@ def test_higher_priority_is_the_lower_number() -> None:
     assert [broker.message_priority(priority) for priority in (0, 5, 9)] == [9, 4, 0]
 
 
+def test_a_received_wake_up_tells_the_priority_of_its_run() -> None:
+    for priority in range(10):
+        assert broker.run_priority(broker.message_priority(priority)) == priority
+    assert [broker.run_priority(number) for number in (None, -1, 10, "4")] == [0] * 4
+
+
 @pytest.fixture
 def on_broker(
     environment: dict[str, str], configure: Callable[..., Any]

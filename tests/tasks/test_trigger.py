@@ -18,6 +18,7 @@ from support import handlers
 
 from db import session
 from dispatch.errors import InvalidParameters, JobDisabled, UnknownJob
+from tasks.broker import message_priority
 from tasks.results import RunResult
 
 SECRET = "pa55phrase-of-the-test"
@@ -479,3 +480,21 @@ def test_waiting_for_a_run_needs_no_redis(
         result.get(timeout=0.2)
     assert result.state == "PENDING"
     own_redis.start()
+
+
+def test_worker_learns_the_queue_and_the_priority_of_a_wake_up__R_C3(
+    trigger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a drain gives back goes back to where it was: higher first, also in Redis."""
+    taken: list[Any] = []
+    monkeypatch.setattr("tasks.worker.take", lambda *given: taken.append(given))
+    run_id = uuid4()
+    trigger.push_request(
+        called_directly=False,
+        delivery_info={"routing_key": "slow", "priority": message_priority(7)},
+    )
+    try:
+        trigger.run(str(run_id))
+    finally:
+        trigger.pop_request()
+    assert taken == [(run_id, "slow", 7)]
