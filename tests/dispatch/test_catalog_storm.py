@@ -42,7 +42,7 @@ jobs:
 """
 
 
-def test_edits_among_claims_and_fires__R_C4_R_C5(
+def test_edits_among_claims_and_fires__R_C4__R_C5(
     rows: Rows, recorder: Recorder, heard: Callable[[], list[str]]
 ) -> None:
     stop = threading.Event()

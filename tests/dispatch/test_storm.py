@@ -124,7 +124,7 @@ class Weather:
 
 
 @pytest.mark.timeout(240)
-def test_a_storm_of_claims_edits_disables_crashes_and_cancels(
+def test_a_storm_of_claims__R_C4__R_C5__R_C6__R_C7__R_C8__R_F3__R_K1__R_R1__R_R2(
     database: str, rows: Rows, recorder: Recorder, tmp_path: Path
 ) -> None:
     datasources = [new_datasource(rows, f"{name}-1") for name in "ab"]

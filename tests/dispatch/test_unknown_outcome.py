@@ -43,7 +43,7 @@ def sends(*parts: bytes) -> Callable[[bytes], bool]:
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
-def test_a_claim_is_looked_up_by_its_token(rows: Rows, cutter: Proxy, answered: bool) -> None:
+def test_a_claim_is_looked_up_by_its_token__R_R7(rows: Rows, cutter: Proxy, answered: bool) -> None:
     run_id = new_run(rows, new_job(rows, "orders"))
     claimer = Claimer()
     try:
@@ -66,7 +66,7 @@ def test_a_claim_is_looked_up_by_its_token(rows: Rows, cutter: Proxy, answered: 
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("fails", [False, True], ids=["success", "retry"])
 @pytest.mark.parametrize("logs", [False, True], ids=["statement", "transaction"])
-def test_a_finish_is_repeated_and_recorded_once(
+def test_a_finish_is_repeated_and_recorded_once__R_R7__R_F2(
     rows: Rows, recorder: Recorder, cutter: Proxy, answered: bool, fails: bool, logs: bool
 ) -> None:
     def work(run: RunContext) -> str:
@@ -96,7 +96,7 @@ def test_a_finish_is_repeated_and_recorded_once(
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
-def test_a_finish_that_was_recovered_meanwhile_is_fenced(
+def test_a_finish_that_was_recovered_meanwhile_is_fenced__R_R7__R_F1(
     rows: Rows, recorder: Recorder, cutter: Proxy, answered: bool
 ) -> None:
     def work(run: RunContext) -> str:
@@ -127,7 +127,7 @@ def test_a_finish_that_was_recovered_meanwhile_is_fenced(
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
-def test_a_renewal_is_repeated(rows: Rows, cutter: Proxy, answered: bool) -> None:
+def test_a_renewal_is_repeated__R_R7(rows: Rows, cutter: Proxy, answered: bool) -> None:
     gate = Gate("done")
     worker = Worker(rows, lease=3.0)
     try:
@@ -151,7 +151,7 @@ def test_a_renewal_is_repeated(rows: Rows, cutter: Proxy, answered: bool) -> Non
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
-def test_an_enqueue_is_repeated_under_its_id(
+def test_an_enqueue_is_repeated_under_its_id__R_R7(
     rows: Rows, recorder: Recorder, cutter: Proxy, answered: bool
 ) -> None:
     new_job(rows, "orders", "allow")
@@ -165,7 +165,7 @@ def test_an_enqueue_is_repeated_under_its_id(
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
-def test_a_cancel_is_repeated_recorded_once_and_told(
+def test_a_cancel_is_repeated_recorded_once_and_told__R_R7__R_X4(
     rows: Rows, cutter: Proxy, answered: bool
 ) -> None:
     run_id = new_run(rows, new_job(rows, "orders"))

@@ -33,15 +33,22 @@ class Beat:
     def __init__(self, recorder: Recorder) -> None:
         self.watch = Watch(recorder.ports)
         self.sweeps: list[tuple[float, tuple[Scope, ...]]] = []
+        self.overlaps = threading.Event()
+        sweeping_now = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         whole = self.watch.sweep.run
 
         def counted(connection: Any, scopes: Any = ()) -> bool:
             started = time.monotonic()
+            is_alone = sweeping_now.acquire(blocking=False)
+            if not is_alone:
+                self.overlaps.set()
             try:
                 return whole(connection, scopes)
             finally:
+                if is_alone:
+                    sweeping_now.release()
                 self.sweeps.append((started, tuple(scopes)))
 
         self.watch.sweep.run = counted  # type: ignore[method-assign]
@@ -209,6 +216,35 @@ def test_a_known_deadline_is_not_held_up_by_gathering__R_D4(
     # The second word waits for its second; the deadline took it along before that.
     assert made.sweeps[1][0] - made.sweeps[0][0] < 0.95
     assert Scope(queue="other", work=True) in made.sweeps[1][1]
+
+
+def test_two_sweeps_of_a_process_never_overlap__R_D4(
+    beat: Any, rows: Rows, recorder: Recorder
+) -> None:
+    new_job(rows, "orders", "allow")
+    began, go = threading.Event(), threading.Event()
+    publish = recorder.ports.offer
+
+    def hold(offers: Any) -> int:
+        began.set()
+        assert go.wait(20), "nobody let the sweep go on"
+        return publish(offers)
+
+    made = beat(CLAIMCHECK_SWEEP_SECONDS=1)
+    recorder.ports.offer = hold
+    held = submit(recorder.ports, "orders", countdown=0.1)
+    assert began.wait(10)
+    # A sweep is under way: words, a deadline and the backstop come meanwhile.
+    made.sweeps.clear()
+    late = submit(recorder.ports, "orders", countdown=0.1)
+    rows("select claimcheck_notify('queue:other', 'work')")
+    assert not made.overlaps.wait(2.5)
+    assert made.sweeps == []
+    go.set()
+    until("both offers", lambda: all(offered(recorder, one.run_id) for one in (held, late)), 10)
+    told = Scope(queue="other", work=True)
+    until("the word", lambda: any(told in scopes for _, scopes in made.sweeps), 10)
+    assert not made.overlaps.is_set()
 
 
 def test_a_word_about_work_of_one_queue_rescans_nothing_else__R_D6(
