@@ -64,6 +64,28 @@ def test_a_claim_is_looked_up_by_its_token__R_R7(rows: Rows, cutter: Proxy, answ
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
+def test_a_claim_that_waited_for_an_edit_is_looked_up_too__R_R7(
+    database: str, rows: Rows, cutter: Proxy, answered: bool
+) -> None:
+    run_id = new_run(rows, new_job(rows, "orders"))
+    claimer = Claimer()
+    try:
+        with psycopg.connect(database) as other:
+            other.execute("update job set updated_at = now()")
+            cutter.cut_when(sends(b"COMMIT"), answered=answered)
+            asked = in_thread(lambda: claimer.directed(run_id))
+            until("the claim to wait", lambda: waits_for_a_lock(rows), 5)
+            other.commit()
+        held = asked.result(10)
+        assert cutter.cuts == 1
+        found = run(rows, run_id)
+        assert found["status"] == ("RUNNING" if answered else "PENDING")
+        assert found["lease_token"] == (None if held is None else held.token)
+    finally:
+        claimer.close()
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("fails", [False, True], ids=["success", "retry"])
 @pytest.mark.parametrize("logs", [False, True], ids=["statement", "transaction"])
 def test_a_finish_is_repeated_and_recorded_once__R_R7__R_F2(
