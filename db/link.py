@@ -29,7 +29,7 @@ class Link:
     """One connection to the control database, opened at first use, safe across fork.
 
     Not shared between threads. ``planner`` holds settings that its statements need; behind a
-    transaction pooler `row` sets them for each transaction. ``listening`` opens a connection that
+    transaction pooler `rows` sets them for each transaction. ``listening`` opens a connection that
     LISTENs; that one broke is noticed by its next statement only.
     """
 
@@ -84,20 +84,30 @@ class Link:
         *,
         after: Sequence[LiteralString] = (),
     ) -> dict[str, Any] | None:
-        """Run one statement and commit it; its first row. Raises psycopg.Error.
+        """Run one statement and commit it; its first row, as `rows` does. Raises psycopg.Error."""
+        return next(iter(self.rows(statement, parameters, after=after)), None)
+
+    def rows(
+        self,
+        statement: LiteralString,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        after: Sequence[LiteralString] = (),
+    ) -> list[dict[str, Any]]:
+        """Run one statement and commit it; its rows. Raises psycopg.Error.
 
         ``after`` are statements to run before it in its transaction, with the same parameters.
         """
         connection = self.get()
         planner = self._planner if session.is_pooled() else {}
         if not (planner or after):
-            return statements.row(connection, statement, parameters)
+            return statements.rows(connection, statement, parameters)
         with connection.transaction():
             for name, value in planner.items():
                 connection.execute("select set_config(%s, %s, true)", (name, value))
             for earlier in after:
                 statements.rows(connection, earlier, parameters)
-            return statements.row(connection, statement, parameters)
+            return statements.rows(connection, statement, parameters)
 
     def rows_of_both(
         self,

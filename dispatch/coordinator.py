@@ -271,7 +271,7 @@ class WorkerDispatchCoordinator:
             if ended is not None:
                 self._finalization.announce(ended)
                 following = following or self._next(queue)
-                self._finalization.offer_freed(self._link.row, ended, following)
+                self._finalization.offer_freed(self._link.rows, ended, following)
                 return following
         try:
             finished = self._record(run.claimed, ending, run.log, is_uncertain)
@@ -279,7 +279,7 @@ class WorkerDispatchCoordinator:
             finished = self._record(run.claimed, execution.refused(run, error), run.log)
         following = following or self._next(queue)
         if finished is not None:
-            self._finalization.offer_freed(self._link.row, finished, following)
+            self._finalization.offer_freed(self._link.rows, finished, following)
         return following
 
     def _end_unheld(
@@ -288,7 +288,7 @@ class WorkerDispatchCoordinator:
         finished = self._record(claimed, ending, None)
         following = self._next(queue)
         if finished is not None:
-            self._finalization.offer_freed(self._link.row, finished, following)
+            self._finalization.offer_freed(self._link.rows, finished, following)
         return following
 
     def _is_short(self, run: HeldRun) -> bool:

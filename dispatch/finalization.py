@@ -327,13 +327,13 @@ class RunFinalizationService:
 
     def offer_freed(
         self,
-        row: Callable[[LiteralString, Mapping[str, Any]], Mapping[str, Any] | None],
+        rows: Callable[[LiteralString, Mapping[str, Any]], Sequence[Mapping[str, Any]]],
         finished: Finished,
         following: ClaimedRun | None = None,
     ) -> None:
-        """Offer the next run that waited for the job's turn or the concurrency slot (R-D7).
+        """Offer the next runs that waited for the job's turn or the concurrency slot (R-D7).
 
-        Not what the slot's next run, ``following``, takes itself. ``row`` runs a statement and
+        Not what the slot's next run, ``following``, takes itself. ``rows`` runs a statement and
         commits it. Never raises: a hint that is lost costs the time until the sweep.
         """
         exclusive = finished.exclusive and (
@@ -351,14 +351,15 @@ class RunFinalizationService:
             "offered": finished.next_run_id,
         }
         try:
-            freed = row(_SQL["offer_freed"], asked)
+            freed = rows(_SQL["offer_freed"], asked)
         except (psycopg.Error, SQLAlchemyError) as error:
             logger.warning(
                 "what run %s freed was not offered: %s", finished.run_id, first_line(error)
             )
             return
-        if freed is not None:
-            offers.publish(self._ports, [Offer(freed["id"], freed["queue"], freed["priority"])])
+        if freed:
+            due = [Offer(row["id"], row["queue"], row["priority"]) for row in freed]
+            offers.publish(self._ports, due)
 
     def _write(
         self, link: Link, claimed: ClaimedRun, asked: Mapping[str, Any], log: RunLog | None

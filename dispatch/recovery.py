@@ -65,14 +65,14 @@ def recover_expired(ports: Ports, *, limit: int = 100, set_aside: Sequence[UUID]
             continue
         if ended is not None:
             service.announce(ended)
-            service.offer_freed(_row, ended)
+            service.offer_freed(_rows, ended)
             found.recovered.append(ended)
     return found
 
 
-def _row(statement: LiteralString, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+def _rows(statement: LiteralString, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
     with session.transaction(lock_seconds=LOCK_SECONDS) as connection:
-        return statements.row(connection, statement, parameters)
+        return statements.rows(connection, statement, parameters)
 
 
 def recover_run(
@@ -137,5 +137,5 @@ def release_lease(connection: psycopg.Connection[Any], executor: str, ports: Por
             continue
         if ended is not None:
             service.announce(ended)
-            service.offer_freed(partial(statements.row, connection), ended)
+            service.offer_freed(partial(statements.rows, connection), ended)
     return released

@@ -105,10 +105,11 @@ from job_run e
 where e.id = %(run_id)s::uuid and e.lease_token = %(token)s::uuid and e.finished_at is not null;
 
 -- name: offer_freed
--- The next run that waited for what an attempt held, its job's turn or its concurrency slot, marked
--- as offered (R-D7). `place` steps from queue to queue of each job, so that the cost does not grow
--- with the runs that wait. No row where nothing waits, where the first one is `offered` already, the
--- attempt's own retry, or where someone has it locked and so on its way.
+-- The next run that waited for what an attempt held, its job's turn or its concurrency slot, in each
+-- queue, marked as offered (R-D7): one of them gets it, and a wake-up in a queue that no worker takes
+-- from holds back no other. `place` steps from queue to queue of each job, so that the cost does not
+-- grow with the runs that wait. No row for a queue where nothing waits, where the first one is
+-- `offered` already, the attempt's own retry, or where someone has it locked and so on its way.
 with recursive freed as materialized (
   select j.id
   from job j
@@ -135,7 +136,7 @@ with recursive freed as materialized (
     order by r.queue || '' limit 1)
   from place where place.queue is not null
 ), first as materialized (
-  select due.id
+  select distinct on (place.queue) due.id
   from place cross join lateral (
     select r.id, r.priority, r.available_at, r.created_at
     from job_run r
@@ -144,15 +145,14 @@ with recursive freed as materialized (
     order by r.priority desc, r.available_at, r.created_at, r.id
     limit 1
   ) due
-  order by due.priority desc, due.available_at, due.created_at, due.id
-  limit 1
+  order by place.queue, due.priority desc, due.available_at, due.created_at, due.id
 ), locked as materialized (
   select r.id from job_run r
-  where r.id = (select first.id from first) and r.lease_token is null and r.finished_at is null
-    and r.id is distinct from %(offered)s::uuid
+  where r.id = any(array(select first.id from first))
+    and r.lease_token is null and r.finished_at is null and r.id is distinct from %(offered)s::uuid
   for no key update of r skip locked
 )
 update job_run u
 set offered_at = clock_timestamp(), offer_count = u.offer_count + 1
-where u.id = (select locked.id from locked)
+where u.id = any(array(select locked.id from locked))
 returning u.id, u.queue, u.priority;

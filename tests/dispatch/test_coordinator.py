@@ -293,6 +293,24 @@ def test_what_waits_for_a_jobs_turn_is_offered_when_the_turn_is_free__R_D7(
         worker.close()
 
 
+def test_a_free_turn_is_offered_in_each_queue_where_the_job_waits__R_D7(
+    rows: Rows, recorder: Recorder
+) -> None:
+    """Whether a worker takes from a queue nobody knows: one wake-up may wait there for ever."""
+    worker = Worker(rows, recorder)
+    try:
+        job = worker.job("one", lambda run: None)
+        first = new_run(rows, job, queue="first")
+        unserved = [new_run(rows, job, queue="unserved", priority=9) for _ in range(2)]
+        served = [new_run(rows, job) for _ in range(2)]
+        assert worker.run(first, "first") == [first]
+        assert sorted(recorder.take()) == sorted([unserved[0], served[0]])
+        counts = [run(rows, run_id)["offer_count"] for run_id in [*unserved, *served]]
+        assert counts == [1, 0, 1, 0]
+    finally:
+        worker.close()
+
+
 def test_what_waits_for_a_slot_is_offered_when_the_slot_is_free__R_D7(
     rows: Rows, recorder: Recorder
 ) -> None:
