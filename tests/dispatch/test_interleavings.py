@@ -20,6 +20,7 @@ from worker_support import Claimer, new_datasource, new_run
 from db import link, session, statements
 from db.session import ControlConnection
 from dispatch.claims import PRIORITIES, TRIES, WINDOW
+from dispatch.finalization import WATERMARK_BASIS
 
 CLAIMS, FINISH = statements.load("claims"), statements.load("finish")
 
@@ -72,7 +73,8 @@ class Session:
             "run_id": run_id, "token": token, "actor": "x", "status": "SUCCEEDED",
             "error_code": None, "error_message": None, "warning": None, "delay": 0.0,
             "result": None, "counters": None, "watermark": None, "watermark_type": None,
-            "progress": None, "rows_processed": None, "in_transaction": True, **others,
+            "watermark_basis": list(WATERMARK_BASIS), "progress": None, "rows_processed": None,
+            "in_transaction": True, **others,
         }  # fmt: skip
 
     def commit(self) -> None:
