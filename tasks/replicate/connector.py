@@ -72,6 +72,7 @@ from tasks.replicate.shapes import (
 )
 
 __all__ = [
+    "ALTERED",
     "ATOMIC_WAYS",
     "DEFAULT_LAG_SECONDS",
     "DEFAULT_LAG_UNITS",
@@ -103,6 +104,13 @@ __all__ = [
     "SourceError",
     "TableName",
 ]
+
+
+ALTERED = (
+    "a table was altered while the run was at work, and what was planned for it no longer holds; "
+    "run it again"
+)
+"""What an end says where it finds its table to be another than it described."""
 
 
 class SourceError(HandlerFailure):
@@ -242,6 +250,24 @@ class Sink(End):
     ) -> None:
         """Make the target for a source's columns (of an end of ``dialect``); commits by itself."""
         raise SinkError("this connector cannot create tables", permanent=True)
+
+    def uncreate(self, table: TableName) -> None:
+        """Take back the table that this end has just made, because its job turned out to be
+        refused. Leaves one that has rows, and one that it cannot remove; never raises."""
+
+    def altered(self, load: Load) -> bool:
+        """Whether the target is no longer what the load was planned for.
+
+        Asked at the beginning of a transaction that changes it. An engine that can holds the
+        table from then on, so that nobody alters it before the end.
+        """
+        now = self.describe(load.table)
+        return now is None or any(
+            (found := now.column(plan.sink.name)) is None
+            or (found.type, found.generated, found.detail)
+            != (plan.sink.type, plan.sink.generated, plan.sink.detail)
+            for plan in load.columns
+        )
 
     # The fence and the transactions that change the target
 

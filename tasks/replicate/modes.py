@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from dispatch.context import HandlerFailure, Outcome, RunContext, RunStopped
 from tasks.replicate import checksum, planner, registry
 from tasks.replicate import parts as processes
 from tasks.replicate.connector import (
+    ALTERED,
     Bound,
     CommitUnknown,
     Connector,
@@ -30,6 +32,10 @@ from tasks.replicate.meter import Meter
 from tasks.replicate.names import join_name, session_name, split_name
 from tasks.replicate.spec import ReplicationSpec, SpecError
 
+LOST = "the answer to the sink's commit was lost: it may hold the new rows"
+SETTLE_SECONDS = 30.0
+"""How long a sink that broke while it committed is asked what became of it."""
+_NAP_SECONDS = 0.5
 EMPTIED = "the sink was emptied before the run ended: it is empty or holds a part of the rows"
 COMMITTING = "the run was stopped while the sink committed: it may hold the new rows"
 
@@ -98,13 +104,13 @@ class Replication:
         ours = self._described(source, request)
         planner.check_names(self.spec, planner.chosen(self.spec, ours))
         self.meter = Meter(self.context, ours.rows, bandwidth=self.spec.bandwidth)
-        theirs = self._target(sink, source, request, ours)
-        self._refuse_itself(source, sink, request, theirs)
-        plan = planner.plan(self.spec, source, sink, ours, theirs)
-        request = request.planned(plan.columns)
-        load = self._load(theirs, plan)
-        planner.refuse(sink.refusals(load))
-        bound = self._bound(source, request, ours)
+        with self._target(sink, source, ours) as theirs:
+            self._refuse_itself(source, sink, request, theirs)
+            plan = planner.plan(self.spec, source, sink, ours, theirs)
+            request = request.planned(plan.columns)
+            load = self._load(theirs, plan)
+            planner.refuse(sink.refusals(load))
+            bound = self._bound(source, request, ours)
         source.snapshot()
         if load.how:
             counts = self._staged(source, sink, request, load)
@@ -152,34 +158,37 @@ class Replication:
             fetch_size=self.spec.fetch_size,
         )
 
-    def _target(self, sink: Sink, source: Source, request: ReadRequest, ours: Relation) -> Relation:
+    @contextlib.contextmanager
+    def _target(self, sink: Sink, source: Source, ours: Relation) -> Iterator[Relation]:
+        """The sink's table; one that is made for it is taken back where the block fails."""
         table = split_name(self.spec.sink.table or "")
         theirs = sink.describe(table)
-        if theirs is None and self.spec.create:
-            self._refuse_to_create(source, request, ours)
-            self.context.check_cancelled()
-            sink.create(table, self._new_columns(ours), self._new_key(ours), source.dialect)
-            theirs = sink.describe(table)
-        if theirs is None:
+        if theirs is not None:
+            yield theirs
+            return
+        if not self.spec.create:
             raise SinkError(
                 f"nothing was changed: sink table {join_name(table)} does not exist (names are "
                 "literal: case and spaces count); create it, or set create: true",
                 permanent=True,
             )
-        return theirs
-
-    def _refuse_to_create(self, source: Source, request: ReadRequest, ours: Relation) -> None:
-        """A job that would be refused once its table is there shall not leave an empty one."""
-        if self.spec.mode != "incremental":
-            return
-        if not self._new_key(ours):
+        if self.spec.mode == "incremental" and not self._new_key(ours):
             planner.refuse(
                 [
                     "incremental needs a key, and the source has none to make the sink's table "
                     "with: name its columns in sink.key"
                 ]
             )
-        self._ask_bound(source, request, ours)
+        self.context.check_cancelled()
+        sink.create(table, self._new_columns(ours), self._new_key(ours), source.dialect)
+        try:
+            theirs = sink.describe(table)
+            if theirs is None:
+                raise SinkError(f"sink table {join_name(table)} was made and is gone again")
+            yield theirs
+        except BaseException:
+            sink.uncreate(table)
+            raise
 
     def _new_columns(self, ours: Relation) -> list[Any]:
         columns = planner.chosen(self.spec, ours)
@@ -224,20 +233,17 @@ class Replication:
         """Before the snapshot: what opens later than this look is seen by the next read (R-F3)."""
         if self.spec.mode != "incremental":
             return None
-        bound = self._ask_bound(source, request, ours)
-        if bound.warning is not None:
-            self._warnings.append(bound.warning)
-            self.context.log.warning("%s", bound.warning)
-        return bound
-
-    def _ask_bound(self, source: Source, request: ReadRequest, ours: Relation) -> Bound:
         column = ours.column(self.spec.watermark or "")
         if column is None:
             raise SourceError(
                 f"nothing was changed: the source has no watermark column {self.spec.watermark}",
                 permanent=True,
             )
-        return source.bound(request, column, self.spec.lag)
+        bound = source.bound(request, column, self.spec.lag)
+        if bound.warning is not None:
+            self._warnings.append(bound.warning)
+            self.context.log.warning("%s", bound.warning)
+        return bound
 
     # Moving the rows
 
@@ -285,6 +291,7 @@ class Replication:
         self.context.check_cancelled()
         try:
             sink.begin(load)
+            self._refuse_changes(sink, load)
             yield
             self.context.check_cancelled()
         except BaseException:
@@ -302,9 +309,34 @@ class Replication:
             self.context.sink_indeterminate(undone)
             raise
 
+    def _refuse_changes(self, sink: Sink, load: Load) -> None:
+        """What was described without a lock may be another table by now."""
+        if sink.altered(load):
+            raise SinkError(f"sink: {ALTERED}")
+        if refusals := sink.refusals(load):
+            raise SinkError(
+                f"the sink was changed while the run was at work: {'; '.join(refusals)}",
+                permanent=True,
+            )
+
     def _settle(self, sink: Sink, load: Load, undone: str | None) -> None:
+        """Learn what became of a commit whose answer was lost; raises where nothing did."""
         self.context.log.warning("the sink's connection broke at commit; reading what became of it")
-        if not sink.settle(load):
+        before = self.context.warning
+        self.context.sink_indeterminate(LOST)
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
+            try:
+                settled = sink.settle(load)
+                break
+            except SinkError:
+                # The server may be away for a moment. Where it stays away, the run says so.
+                self.context.check_cancelled()
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_NAP_SECONDS)
+        self.context.sink_indeterminate(before)
+        if not settled:
             self.context.sink_indeterminate(undone)
             raise SinkError("the sink broke while it committed, and nothing of it remained")
 

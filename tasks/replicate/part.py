@@ -9,6 +9,7 @@ from typing import Any
 
 from tasks.replicate import registry
 from tasks.replicate.connector import (
+    ALTERED,
     Batch,
     CommitUnknown,
     End,
@@ -64,6 +65,8 @@ class Work:
             return sink.write(load, flow, staging=True)
         try:
             sink.begin(load)
+            if sink.altered(load):
+                raise SinkError(f"sink: {ALTERED}")
             written = sink.write(load, flow, staging=False)
             if self._stopped:
                 raise SinkError("sink: stopped")

@@ -124,6 +124,16 @@ class FileSink(Sink):
                 raise
             self._created[path] = self._relation(path, Relation(made))
 
+    def uncreate(self, table: TableName) -> None:
+        with contextlib.suppress(OSError, NoTable):
+            path = self._place.target(table)
+            if self._created.pop(path, None) is not None:
+                path.unlink()
+
+    def altered(self, load: Load) -> bool:
+        """Never: a file is replaced as a whole, in the form that was planned."""
+        return False
+
     # The fence
 
     def begin(self, load: Load) -> None:

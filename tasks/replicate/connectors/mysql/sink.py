@@ -33,6 +33,8 @@ from tasks.replicate.connectors.mysql.publishing import Publication, target
 from tasks.replicate.connectors.mysql.session import Session, identifier
 from tasks.replicate.fits import fit, refusal
 
+_ANY = "select 1 from {table} limit 1"
+_DROP = "drop table {table}"
 _CREATE = "create table if not exists {table} ({definitions}) engine = InnoDB"
 PAGE = 5000
 
@@ -113,6 +115,12 @@ class MySQLSink(Sink):
                 table=identifier(*self._place(table)), definitions=", ".join(definitions)
             )
         )
+
+    def uncreate(self, table: TableName) -> None:
+        place = identifier(*self._place(table))
+        with contextlib.suppress(SinkError):
+            if not self._session.rows(_ANY.format(table=place)):
+                self._session.execute(_DROP.format(table=place))
 
     # The fence
 

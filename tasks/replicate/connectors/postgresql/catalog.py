@@ -120,6 +120,22 @@ def find(connection: psycopg.Connection[Any], name: TableName) -> dict[str, Any]
     return dict(zip(keys, row, strict=True))
 
 
+# A role that may only write some columns may not lock the table: for it nothing is held.
+_MAY_LOCK = """
+select pg_catalog.has_table_privilege(
+  pg_catalog.to_regclass(%s), 'insert, update, delete, truncate')
+"""
+_HOLD = sql.SQL("lock table {} in row exclusive mode")
+
+
+def hold(connection: psycopg.Connection[Any], name: TableName) -> None:
+    """Until the transaction's end nobody alters the table, or gives it triggers; others may read
+    and write it. Nothing happens where there is no such table."""
+    row = connection.execute(_MAY_LOCK, (quoted(name[-2:]),)).fetchone()
+    if row and row[0]:
+        connection.execute(_HOLD.format(sql.Identifier(*name[-2:])))
+
+
 def describe_table(connection: psycopg.Connection[Any], found: dict[str, Any]) -> Relation:
     """Columns and key of a relation that :func:`find` found."""
     attributes = connection.execute(_ATTRIBUTES, (found["oid"],)).fetchall()
@@ -140,6 +156,18 @@ def describe_table(connection: psycopg.Connection[Any], found: dict[str, Any]) -
         )
     )
     return Relation(columns, key=tuple(key[0]) if key else (), detail=found)
+
+
+Shape = tuple[tuple[bytes | None, int, int], ...]
+"""Names, type oids and modifiers of a result's columns, as the server has them this moment."""
+
+
+def shape(connection: psycopg.Connection[Any], source: sql.Composable) -> Shape:
+    """The shape of all columns of a FROM clause. It does not depend on the transaction's snapshot,
+    as what is read from the catalog's tables does."""
+    result = connection.execute(sql.SQL("select * {} limit 0").format(source)).pgresult
+    assert result is not None
+    return tuple((result.fname(i), result.ftype(i), result.fmod(i)) for i in range(result.nfields))
 
 
 def explain(connection: psycopg.Connection[Any], query: sql.Composable) -> dict[str, Any]:

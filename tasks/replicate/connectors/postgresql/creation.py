@@ -13,6 +13,9 @@ from tasks.replicate.connectors.postgresql.session import comma, identifier, raw
 from tasks.replicate.names import join_name
 
 _CREATE = sql.SQL("create table if not exists {} ({})")
+_LOCK = sql.SQL("lock table {} in access exclusive mode")
+_EMPTY = sql.SQL("select not exists (select from {})")
+_DROP = sql.SQL("drop table {}")
 _EXIST = """
 select pg_catalog.to_regtype(name) is not null
 from unnest(%s::text[]) with ordinality given (name, position) order by position
@@ -53,6 +56,15 @@ def create(
             f"{cannot}: {error.diag.message_primary}; create what is missing, or the table itself",
             permanent=True,
         ) from None
+
+
+def take_back(connection: psycopg.Connection[Any], table: TableName) -> None:
+    """Drop the table, unless it has rows."""
+    name = identifier(table[-2:])
+    with connection.transaction():
+        connection.execute(_LOCK.format(name))
+        if connection.execute(_EMPTY.format(name)).fetchone() == (True,):
+            connection.execute(_DROP.format(name))
 
 
 def _lacking(

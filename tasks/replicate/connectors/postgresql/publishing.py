@@ -119,10 +119,6 @@ def publish(connection: psycopg.Connection[Any], load: Load) -> Counts:
             ).rowcount
             counts = _merge(connection, load)
             return Counts(counts.inserted, counts.updated, counts.unchanged, deleted)
-        case "rename":
-            from tasks.replicate.connectors.postgresql import renaming
-
-            return renaming.swap(connection, load)
     deleted = 0
     if load.how == "truncate":
         connection.execute(_TRUNCATE.format(target(load)))

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from tasks.replicate.connector import Counts, Load
+from tasks.replicate.connector import ALTERED, Counts, Load, SinkError
 from tasks.replicate.connectors.postgresql import staging
 from tasks.replicate.connectors.postgresql.session import comma, identifier
 from tasks.replicate.names import join_name
@@ -119,6 +119,49 @@ select what from (
 order by rank
 """
 
+# The catalog's rows about the target, by the transactions that wrote them. VACUUM and ANALYZE
+# change such rows in place.
+_FORM = """
+select pg_catalog.md5(coalesce(string_agg(what, ' ' order by what), '')) from (
+  select 'class ' || oid || ' ' || xmin from pg_catalog.pg_class
+  where oid = %(oid)s::oid
+    or oid in (select indexrelid from pg_catalog.pg_index where indrelid = %(oid)s::oid)
+    or oid in (select objid from pg_catalog.pg_depend where refobjid = %(oid)s::oid
+      and refclassid = 'pg_catalog.pg_class'::regclass
+      and classid = 'pg_catalog.pg_class'::regclass and deptype = 'i')
+  union all
+  select 'column ' || attnum || ' ' || xmin from pg_catalog.pg_attribute
+  where attrelid = %(oid)s::oid
+  union all
+  select 'default ' || oid || ' ' || xmin from pg_catalog.pg_attrdef where adrelid = %(oid)s::oid
+  union all
+  select 'constraint ' || oid || ' ' || xmin from pg_catalog.pg_constraint
+  where %(oid)s::oid in (conrelid, confrelid)
+  union all
+  select 'index ' || indexrelid || ' ' || xmin from pg_catalog.pg_index
+  where indrelid = %(oid)s::oid
+  union all
+  select 'trigger ' || oid || ' ' || xmin from pg_catalog.pg_trigger where tgrelid = %(oid)s::oid
+  union all
+  select 'policy ' || oid || ' ' || xmin from pg_catalog.pg_policy where polrelid = %(oid)s::oid
+  union all
+  select 'rule ' || oid || ' ' || xmin from pg_catalog.pg_rewrite where ev_class = %(oid)s::oid
+  union all
+  select 'statistics ' || oid || ' ' || xmin from pg_catalog.pg_statistic_ext
+  where stxrelid = %(oid)s::oid
+  union all
+  select 'child ' || inhrelid || ' ' || xmin from pg_catalog.pg_inherits
+  where %(oid)s::oid in (inhrelid, inhparent)
+  union all
+  select 'publication ' || oid || ' ' || xmin from pg_catalog.pg_publication_rel
+  where prrelid = %(oid)s::oid
+  union all
+  select 'comment ' || objoid || ' ' || objsubid || ' ' || xmin from pg_catalog.pg_description
+  where classoid = 'pg_catalog.pg_class'::regclass and (objoid = %(oid)s::oid
+    or objoid in (select indexrelid from pg_catalog.pg_index where indrelid = %(oid)s::oid))
+) parts (what)
+"""
+
 _INDEXES = """
 select c.relname, i.indisreplident, i.indisclustered from pg_catalog.pg_index i
 join pg_catalog.pg_class c on c.oid = i.indexrelid
@@ -214,8 +257,20 @@ def make(connection: psycopg.Connection[Any], load: Load) -> None:
         )
 
 
-def swap(connection: psycopg.Connection[Any], load: Load) -> Counts:
-    """Drop the target and give the staging table its names, inside the last transaction."""
+def form(connection: psycopg.Connection[Any], load: Load) -> str:
+    """A value that changes with whatever is changed of the target but its rows."""
+    assert load.relation is not None
+    row = connection.execute(_FORM, {"oid": load.relation.detail["oid"]}).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def swap(connection: psycopg.Connection[Any], load: Load, as_staged: str | None) -> Counts:
+    """Drop the target and give the staging table its names, inside the last transaction.
+
+    ``as_staged`` is the target's form when the staging table was made like it; what was changed
+    since would be lost, so that SinkError is raised then.
+    """
     from tasks.replicate.connectors.postgresql import catalog
 
     assert load.relation is not None
@@ -225,6 +280,8 @@ def swap(connection: psycopg.Connection[Any], load: Load) -> Counts:
     row = connection.execute(_COUNT.format(staging.name(load))).fetchone()
     # Whoever writes locks the table before its sequence, and so do we.
     connection.execute(_LOCK.format(target))
+    if form(connection, load) != as_staged:
+        raise SinkError(f"sink: {ALTERED}")
     ours, theirs = (catalog.quoted((schema, name)) for name in (table, staged))
 
     def both(query: str) -> list[tuple[Any, Any]]:

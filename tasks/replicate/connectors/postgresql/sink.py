@@ -33,6 +33,7 @@ from tasks.replicate.connectors.postgresql import (
     pairs,
     preflight,
     publishing,
+    renaming,
     session,
     staging,
 )
@@ -52,6 +53,8 @@ class PostgreSQLSink(Sink):
         self._name = name
         with errors(SinkError, config):
             self._connection = session.connect(config, name=name)
+        self._form: str | None = None
+        """The target's form as it was staged for a rename."""
 
     def stop(self) -> None:
         session.interrupt(self._connection)
@@ -109,6 +112,15 @@ class PostgreSQLSink(Sink):
         with errors(SinkError, self._config):
             creation.create(self._connection, table, columns, key, dialect)
 
+    def uncreate(self, table: TableName) -> None:
+        with contextlib.suppress(psycopg.Error):
+            creation.take_back(self._connection, table)
+
+    def altered(self, load: Load) -> bool:
+        with errors(SinkError, self._config):
+            catalog.hold(self._connection, load.table)
+        return super().altered(load)
+
     # The fence
 
     def begin(self, load: Load) -> None:
@@ -153,6 +165,8 @@ class PostgreSQLSink(Sink):
     def stage(self, load: Load) -> None:
         with errors(SinkError, self._config):
             fence.end_older(self._connection, load)
+            if load.how == "rename":
+                self._form = renaming.form(self._connection, load)
             staging.make(self._connection, load)
 
     def unstage(self, load: Load) -> None:
@@ -183,6 +197,8 @@ class PostgreSQLSink(Sink):
 
     def publish(self, load: Load) -> Counts:
         with errors(SinkError, self._config):
+            if load.how == "rename":
+                return renaming.swap(self._connection, load, self._form)
             return publishing.publish(self._connection, load)
 
     def finish(self, load: Load, *, analyze: bool) -> list[str]:

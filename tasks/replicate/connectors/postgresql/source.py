@@ -10,6 +10,7 @@ import psycopg
 from psycopg import sql
 
 from tasks.replicate.connector import (
+    ALTERED,
     Batch,
     Bound,
     Column,
@@ -77,7 +78,7 @@ class PostgreSQLSource(Source):
         with errors(SourceError, config):
             self._connection = session.connect(config, name=name)
         self._in_snapshot = False
-        self._described: ReadRequest | None = None
+        self._described: tuple[ReadRequest, catalog.Shape] | None = None
 
     def stop(self) -> None:
         session.interrupt(self._connection)
@@ -89,12 +90,15 @@ class PostgreSQLSource(Source):
 
     def describe(self, request: ReadRequest) -> Relation:
         with errors(SourceError, self._config):
-            if request.query is not None:
+            found = None if request.query is not None else self._find(request)
+            # Before the description: what is altered from here on is noticed at the snapshot.
+            shape = catalog.shape(self._connection, rows_of(request))
+            if found is None:
                 relation = catalog.describe_query(self._connection, _inner(request))
             else:
-                relation = catalog.describe_table(self._connection, self._find(request))
+                relation = catalog.describe_table(self._connection, found)
             rows = self._estimate(request, relation)
-        self._described = request
+        self._described = (request, shape)
         return Relation(relation.columns, relation.key, rows, relation.detail)
 
     def _find(self, request: ReadRequest) -> dict[str, Any]:
@@ -142,7 +146,8 @@ class PostgreSQLSource(Source):
 
         A snapshot does not hold against TRUNCATE, a lock does; but a statement takes its
         snapshot before it locks its tables. So both are taken, and taken again where a table
-        was emptied in between. Planning locks all that the read will, with the rights for it.
+        was emptied in between. Planning locks all that the read will, with the rights for it. What
+        was altered since it was described is refused: its bytes would be taken for another type's.
         """
         with errors(SourceError, self._config):
             for _ in range(SNAPSHOTS):
@@ -150,6 +155,7 @@ class PostgreSQLSource(Source):
                 # The snapshot is taken by the first statement, not by BEGIN.
                 self._connection.execute("select 1")
                 if not self._replaced():
+                    self._refuse_changes()
                     self._in_snapshot = True
                     return
                 self._connection.execute("rollback")
@@ -160,9 +166,17 @@ class PostgreSQLSource(Source):
     def _replaced(self) -> bool:
         if self._described is None:
             return False
-        catalog.explain(self._connection, sql.SQL("select * {}").format(rows_of(self._described)))
+        source = rows_of(self._described[0])
+        catalog.explain(self._connection, sql.SQL("select * {}").format(source))
         row = self._connection.execute(_REPLACED).fetchone()
         return bool(row and row[0])
+
+    def _refuse_changes(self) -> None:
+        if self._described is None:
+            return
+        request, shape = self._described
+        if catalog.shape(self._connection, rows_of(request)) != shape:
+            raise SourceError(f"nothing was changed: source: {ALTERED}")
 
     def split(self, request: ReadRequest, parts: int) -> list[Part]:
         from tasks.replicate.connectors.postgresql import splitting

@@ -24,6 +24,8 @@ from tasks.replicate.connectors.sqlite.session import Session, identifier
 from tasks.replicate.fits import fit
 
 _CREATE = "create table if not exists {table} ({definitions})"
+_ANY = "select 1 from {table} limit 1"
+_DROP = "drop table {table}"
 _INSERT = "insert or abort into {table} ({columns}) values ({places})"
 _ANALYZE = "analyze {table}"
 PAGE = 5000
@@ -100,6 +102,14 @@ class SQLiteSink(Sink):
         self._session.execute(
             _CREATE.format(table=identifier("main", name), definitions=", ".join(definitions))
         )
+
+    def uncreate(self, table: TableName) -> None:
+        place = identifier("main", _bare(table))
+        with contextlib.suppress(SinkError):
+            self._session.execute("begin immediate")
+            if self._session.execute(_ANY.format(table=place)).fetchone() is None:
+                self._session.execute(_DROP.format(table=place))
+            self._session.execute("commit")
 
     # The fence
 
