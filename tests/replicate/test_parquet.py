@@ -20,6 +20,7 @@ from files_kit import (
     load_of,
     write,
 )
+from replication_kit import Database, Job, definition
 
 from tasks.replicate.connector import (
     Batch,
@@ -183,3 +184,93 @@ def test_row_groups_are_filled_and_memory_is_bounded(tmp_path, monkeypatch):
     groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     assert sum(groups) == 2500
     assert max(groups) < 1300
+
+
+def loaded(folder: Path, table: pa.Table, sink: Database, column: str) -> list[Any]:
+    """The table's one column ``a`` in PostgreSQL, as text."""
+    pq.write_table(table, folder / "t.parquet")
+    sink.execute(f"drop table if exists t; create table t (a {column})")
+    config = {"path": str(folder), "format": "parquet"}
+    task = definition({"table": "t"}, {"table": "public.t"}, "complete")
+    outcome = Job(config, sink.config, task, connectors=("file", "postgresql")).run()
+    assert outcome.result["lane"] == "copy-binary"
+    return [row[0] for row in sink.execute("select a::text from t order by a")]
+
+
+# From 1970, in days and microseconds. Its last timestamp is beyond 64 bits counted from there.
+FIRST_DAY, LAST_DAY = -2_440_588, 2_145_042_905
+FIRST_MOMENT = -210_866_803_200_000_000
+
+
+@pytest.mark.parametrize(
+    "number", [-(2**31), -2147472692, -2147472691, FIRST_DAY - 1, LAST_DAY + 1]
+)
+def test_a_date_beyond_postgresqls_calendar_is_refused_by_column(tmp_path, sink, number):
+    table = pa.table({"a": pa.array([0, number, None], pa.int32()).cast(pa.date32())})
+    with pytest.raises(SourceError, match="column a: a value is no date"):
+        loaded(tmp_path, table, sink, "date")
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+@pytest.mark.parametrize("number", [-(2**63), -(2**63) + 1000, FIRST_MOMENT - 1])
+def test_a_moment_beyond_postgresqls_calendar_is_refused_by_column(tmp_path, sink, number, zone):
+    kind = pa.timestamp("us", zone)
+    table = pa.table({"a": pa.array([0, number, None], pa.int64()).cast(kind)})
+    with pytest.raises(SourceError, match="column a: a value is no timestamp"):
+        loaded(tmp_path, table, sink, "timestamptz" if zone else "timestamp")
+
+
+def test_the_ends_of_postgresqls_calendar_arrive(tmp_path, sink):
+    days = pa.array([FIRST_DAY, LAST_DAY, None], pa.int32()).cast(pa.date32())
+    assert loaded(tmp_path, pa.table({"a": days}), sink, "date") == [
+        "4714-11-24 BC",
+        "5874897-12-31",
+        None,
+    ]
+    moments = pa.array([FIRST_MOMENT, 2**63 - 1, None], pa.int64()).cast(pa.timestamp("us"))
+    assert set(loaded(tmp_path, pa.table({"a": moments}), sink, "timestamp")) == {
+        "4714-11-24 00:00:00 BC",
+        "294247-01-10 04:00:54.775807",
+        None,
+    }
+
+
+def test_years_without_a_text_are_refused_and_years_before_christ_are_not(tmp_path):
+    config = {"path": str(tmp_path), "format": "parquet"}
+    days = pa.array([-735_160, -719_163, None], pa.int32()).cast(pa.date32())
+    moments = pa.array([-62_135_596_800_000_001, 0, None], pa.int64()).cast(
+        pa.timestamp("us", "UTC")
+    )
+    pq.write_table(pa.table({"a": days, "b": moments}), tmp_path / "t.parquet")
+    with Files().source(config) as source:
+        assert read_all(source, request_for(source, "t")) == [
+            ("0044-03-15 BC", "0001-12-31 23:59:59.999999+00 BC"),
+            ("0001-12-31 BC", "1970-01-01 00:00:00.000000+00"),
+            (None, None),
+        ]
+    far = pa.array([-(2**63)], pa.int64()).cast(pa.timestamp("us"))
+    pq.write_table(pa.table({"a": far}), tmp_path / "t.parquet")
+    with (
+        Files().source(config) as source,
+        pytest.raises(SourceError, match="column a: a time is beyond"),
+    ):
+        read_all(source, request_for(source, "t"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["  " + "0" * 30, "0" * 31, "0" * 33, "g" * 32, "0-" * 16 + "0" * 16, "", "1" * 32 + "\n"],
+)
+def test_a_text_that_is_no_uuid_is_refused_by_column(tmp_path, sink, text):
+    table = pa.table({"a": ["1" * 32, text, None]})
+    with pytest.raises(SourceError, match="column a: a value is no uuid"):
+        loaded(tmp_path, table, sink, "uuid")
+
+
+def test_uuids_arrive_with_and_without_hyphens(tmp_path, sink):
+    table = pa.table({"a": ["1" * 32, "A0EEBC99-9C0B-4ef8-bb6d-6bb9bd380a11", None]})
+    assert loaded(tmp_path, table, sink, "uuid") == [
+        "11111111-1111-1111-1111-111111111111",
+        "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
+        None,
+    ]

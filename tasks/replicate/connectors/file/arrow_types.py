@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tasks.replicate.connector import Column, ColumnType, Kind
 from tasks.replicate.connectors.file.formats import BadValue
@@ -106,10 +107,11 @@ def cells(array: pa.Array, name: str) -> list[Any]:
     if pa.types.is_float16(kind):
         array = array.cast(pa.float32())
     elif pa.types.is_timestamp(kind):
-        return _moments(array)
-    elif pa.types.is_date64(kind):
-        array = array.cast(pa.date32()).cast(pa.string())
-    elif pa.types.is_date32(kind) or pa.types.is_time(kind) or pa.types.is_decimal(kind):
+        # The number is UTC's, whatever zone it would be shown in.
+        return _calendar(array.cast(pa.timestamp(kind.unit)), name, "+00" if kind.tz else "")
+    elif pa.types.is_date(kind):
+        return _calendar(array.cast(pa.date32()), name)
+    elif pa.types.is_time(kind) or pa.types.is_decimal(kind):
         return _plain_text(array)
     elif pa.types.is_nested(kind):
         return [None if value is None else _document(value, name) for value in array.to_pylist()]
@@ -127,11 +129,21 @@ def _plain_text(array: pa.Array) -> list[Any]:
     return found
 
 
-def _moments(array: pa.Array) -> list[Any]:
-    zoned = array.type.tz is not None
-    # The number is UTC's, whatever zone it would be shown in.
-    text = array.cast(pa.timestamp(array.type.unit)).cast(pa.string()).to_pylist()
-    return [None if v is None else v + "+00" for v in text] if zoned else list(text)
+def _calendar(array: pa.Array, name: str, zone: str = "") -> list[Any]:
+    """Dates or moments as text. Raises BadValue where the calendar of text does not reach."""
+    shown = array.cast(pa.string())
+    texts = shown.to_pylist()
+    if pc.any(pc.match_substring_regex(shown, "^(?:-|0000|<)")).as_py():
+        return [None if text is None else _with_era(text, name, zone) for text in texts]
+    return [None if text is None else text + zone for text in texts] if zone else list(texts)
+
+
+def _with_era(text: str, name: str, zone: str) -> str:
+    """Arrow counts a year 0 and years below it, and has no text for what is far away."""
+    if text.startswith("<"):
+        raise BadValue(f"column {name}: a time is beyond the years that have a text")
+    year, rest = int(text[: text.index("-", 1)]), text[text.index("-", 1) :]
+    return f"{1 - year:04d}{rest}{zone} BC" if year <= 0 else text + zone
 
 
 def _document(value: Any, name: str) -> str:

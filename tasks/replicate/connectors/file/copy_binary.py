@@ -25,9 +25,18 @@ TRAILER = b"\xff\xff"
 _NULL = b"\xff\xff\xff\xff"
 _EPOCH_DAYS = 10957
 """From 1970 to 2000, where PostgreSQL counts from."""
-_EPOCH_MICROSECONDS = _EPOCH_DAYS * 86_400_000_000
+_DAY = 86_400_000_000
+_EPOCH_MICROSECONDS = _EPOCH_DAYS * _DAY
+_FIRST_DAY = -2_451_545
+"""From 2000: PostgreSQL's first date and day of a timestamp, in the year 4714 BC."""
+_DATES_END = 2_145_031_949
+_MOMENTS_END = 106_751_983
+"""Likewise the days behind its last date and its last timestamp, in the years 5874897 and 294276.
+The lowest and the highest number mean infinity, and are beyond these."""
 _MOST_DIGITS = 18
 """Of a decimal that a 64-bit integer holds whatever its digits are."""
+
+_UUID = r"\A(?:[0-9A-Fa-f]{4}-?){7}[0-9A-Fa-f]{4}\z"
 
 _TEXTS = frozenset({"text", "varchar", "json"})
 BINARY = "copy_binary"
@@ -162,17 +171,25 @@ def _boolean(array: pa.Array) -> list[pa.Array]:
     return _with_length(values.astype(np.uint8).reshape(-1, 1), array)
 
 
+def _since_2000(numbers: Any, epoch: int, first: int, end: int) -> Any:
+    """Numbers from 1970 as numbers from 2000, all of them from ``first`` to before ``end``."""
+    # Compared before the subtraction, which would wrap around.
+    if len(numbers) and (numbers.min() < first + epoch or numbers.max() >= end + epoch):
+        raise pa.ArrowInvalid("beyond PostgreSQL's calendar")
+    return numbers - epoch
+
+
 def _date(array: pa.Array) -> list[pa.Array]:
-    days = _numbers(array.cast(pa.int32()), pa.int64()) - _EPOCH_DAYS
-    return _with_length(_big_endian(days, ">i4"), array)
+    days = _numbers(array.cast(pa.int32()), pa.int64())
+    counted = _since_2000(days, _EPOCH_DAYS, _FIRST_DAY, _DATES_END)
+    return _with_length(_big_endian(counted, ">i4"), array)
 
 
 def _moment(array: pa.Array) -> list[pa.Array]:
     # A cast from seconds or milliseconds is exact, or fails where it would overflow.
-    whole = array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64())
-    return _with_length(
-        _big_endian(_numbers(whole, pa.int64()) - _EPOCH_MICROSECONDS, ">i8"), array
-    )
+    whole = _numbers(array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64()), pa.int64())
+    counted = _since_2000(whole, _EPOCH_MICROSECONDS, _FIRST_DAY * _DAY, _MOMENTS_END * _DAY)
+    return _with_length(_big_endian(counted, ">i8"), array)
 
 
 def _time(array: pa.Array) -> list[pa.Array]:
@@ -180,16 +197,12 @@ def _time(array: pa.Array) -> list[pa.Array]:
 
 
 def _uuid(array: pa.Array) -> list[pa.Array]:
-    """Text of 32 hexadecimal digits; anything else is refused by its length at the server."""
-    digits = pc.replace_substring(array.cast(pa.large_string()), "-", "")
-    filled = pc.fill_null(digits, "0" * 32)
-    try:
-        content = bytes.fromhex("".join(filled.to_pylist()))
-    except ValueError:
-        raise pa.ArrowInvalid("a text is no UUID") from None
-    if pc.any(pc.not_equal(pc.binary_length(filled), 32)).as_py():
+    """Text of 32 hexadecimal digits, with or without hyphens where the server allows them."""
+    filled = pc.fill_null(array.cast(pa.large_string()), "0" * 32)
+    if not pc.all(pc.match_substring_regex(filled, _UUID)).as_py():
         raise pa.ArrowInvalid("a text is no UUID")
-    matrix = np.frombuffer(content, np.uint8).reshape(len(array), 16)
+    digits = "".join(pc.replace_substring(filled, "-", "").to_pylist())
+    matrix = np.frombuffer(bytes.fromhex(digits), np.uint8).reshape(len(array), 16)
     return _with_length(matrix, array)
 
 

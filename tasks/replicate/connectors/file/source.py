@@ -17,7 +17,7 @@ from tasks.replicate.connector import (
     SourceError,
     TableName,
 )
-from tasks.replicate.connectors.file.formats import BadFile
+from tasks.replicate.connectors.file.formats import BadFile, BadValue
 from tasks.replicate.connectors.file.places import NoTable, Place, identity, state
 
 
@@ -51,7 +51,7 @@ class FileSource(Source):
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (BadFile, NoTable) as error:
+        except (BadFile, BadValue, NoTable) as error:
             raise SourceError(f"source: {error}", permanent=True) from None
         except OSError as error:
             raise SourceError(f"source: {error.filename}: {error.strerror}") from None
