@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 from dataclasses import replace
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_any_rows_are_read_as_they_were_written(tmp_path_factory, rows, block):
     dialect, path = csv_text.Dialect(header=False), tmp_path_factory.getbasetemp() / "any.csv"
     # The first line decides of CR LF, so it has no carriage return of its own.
     first = tuple("x" for _ in rows[0])
-    path.write_bytes(csv_text.encode([first, *rows], dialect))
+    path.write_bytes(csv_text.written([first, *rows], dialect).encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_text, "BLOCK", block)
         chunks = list(csv_text.chunks(path, dialect))
@@ -232,6 +233,72 @@ def test_a_character_that_the_encoding_lacks_is_refused_by_column(tmp_path):
     with pytest.raises(SinkError, match="column b: a text has a character"):
         write(config, load_of(config, "t"), batches([("ok", "\U0001f600")]))
     assert (tmp_path / "t.csv").read_text() == "a,b\n"
+
+
+ENCODINGS = ("utf-8", "utf-8-sig", "utf-7", "gb18030", "iso2022_jp", "hz", "cp037")
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("header", [True, False])
+def test_rows_in_many_batches_are_read_as_they_were_written(tmp_path, encoding, header):
+    config = {"path": str(tmp_path), "format": "csv", "encoding": encoding, "header": header}
+    word = "日本" if encoding in ("gb18030", "iso2022_jp", "utf-8-sig") else "x~+"
+    rows: list[Row] = [(str(i), word) for i in range(50)]
+    with Files().sink(config) as sink:
+        columns = [Column(n, ColumnType(Kind.TEXT, "x")) for n in ("column_1", "column_2")]
+        sink.create(("t",), columns, [], "postgresql")
+        relation = sink.describe(("t",))
+        assert relation is not None
+        plans = tuple(map(ColumnPlan, columns, relation.columns))
+        load = Load(("t",), plans, "complete", Lane.ROWS, "r", "s", 1, relation=relation)
+    write(config, load, batches(rows, 7))
+    assert (tmp_path / "t.csv").read_bytes().count(codecs.BOM_UTF8) == (encoding == "utf-8-sig")
+    with Files().source(config) as source:
+        assert read_all(source, request_for(source, "t")) == rows
+
+
+@pytest.mark.parametrize("lane", [Lane.ROWS, Lane.COPY_CSV])
+def test_a_first_text_that_looks_like_a_byte_order_mark_stays(tmp_path, lane):
+    config = {"path": str(tmp_path), "format": "csv", "header": False}
+    (tmp_path / "t.csv").write_text("x\n")
+    load = replace(load_of(config, "t"), lane=lane)
+    rows: list[Row] = [("\ufeffa",), ("\ufeffb",)]
+    sent = batches(rows) if lane is Lane.ROWS else [Batch("\ufeffa\n\ufeffb\n".encode(), 2, 10)]
+    write(config, load, sent)
+    with Files().source(config) as source:
+        assert read_all(source, request_for(source, "t")) == rows
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"null": "0"}, {"null": "-1"}, {"delimiter": "1"}, {"delimiter": "-"}, {"null": "NULL"}],
+)
+def test_an_integer_is_never_taken_for_null_or_for_two_fields(tmp_path, options):
+    config = {"path": str(tmp_path), "format": "csv", "header": False, **options}
+    (tmp_path / "t.csv").write_text("x{}x\n".format(options.get("delimiter", ",")))
+    numbers = [(0, 1), (-1, 11), (10, -101)]
+    write(config, load_of(config, "t"), batches(numbers))
+    with Files().source(config) as source:
+        found = read_all(source, request_for(source, "t"))
+    assert found == [tuple(map(str, row)) for row in numbers]
+
+
+def test_a_character_that_the_encoding_would_change_is_refused_by_column(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n")
+    config = {"path": str(tmp_path), "format": "csv", "encoding": "shift_jis"}
+    with pytest.raises(SinkError, match="column b: a text has a character that shift_jis"):
+        write(config, load_of(config, "t"), batches([("\\", "5 \xa5")]))
+
+
+def test_a_name_that_the_encoding_lacks_is_refused_by_column(tmp_path):
+    config = {"path": str(tmp_path), "format": "csv", "encoding": "latin-1"}
+    columns = [Column(n, ColumnType(Kind.TEXT, "x")) for n in ("a", "日")]
+    with (
+        Files().sink(config) as sink,
+        pytest.raises(SinkError, match="column 日: its name has a character"),
+    ):
+        sink.create(("t",), columns, [], "postgresql")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_written_is_read_by_pythons_csv_too(tmp_path):

@@ -424,6 +424,20 @@ def test_a_pattern_is_no_sink(tmp_path):
         ({"path": "/x", "format": "csv", "delimiter": ";;"}, "delimiter: must be one character"),
         ({"path": "/x", "format": "csv", "encoding": "latin-77"}, "encoding: is not known"),
         ({"path": "/x", "format": "csv", "encoding": "utf-16"}, "encoding: UTF-16"),
+        ({"path": "/x", "format": "csv", "encoding": "hex"}, "encoding: is not known"),
+        ({"path": "/x", "format": "jsonl", "encoding": "rot13"}, "encoding: is not known"),
+        ({"path": "/x", "format": "csv", "encoding": "punycode"}, "encoding: punycode does not"),
+        ({"path": "/x", "format": "csv", "null": "a,b"}, "null: must not have the delimiter"),
+        (
+            {"path": "/x", "format": "csv", "null": "|", "delimiter": "|"},
+            "null: must not have the delimiter",
+        ),
+        ({"path": "/x", "format": "csv", "null": 'a"'}, "null: must be a text without quotes"),
+        ({"path": "/x", "format": "csv", "null": "a\n"}, "null: must be a text without quotes"),
+        (
+            {"path": "/x", "format": "csv", "null": "–", "encoding": "latin-1"},
+            "null: has a character that latin-1 does not keep",
+        ),
         ({"path": "/x", "format": "csv", "header": "yes"}, "header: must be true or false"),
     ],
 )

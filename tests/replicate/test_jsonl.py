@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from conformance import (
     read_all,
     request_for,
 )
+from files_kit import load_of, write
 
 from tasks.replicate.connector import (
     Column,
@@ -135,3 +137,21 @@ def test_a_text_that_is_no_document_is_refused_by_column(tmp_path):
         with pytest.raises(SinkError, match="column j: a value is no JSON document"):
             sink.write(load, batches([("{secret",)]), staging=False)
         sink.rollback()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "gb18030", "iso2022_jp"])
+def test_rows_in_many_batches_are_read_as_they_were_written(tmp_path, encoding):
+    config = {"path": str(tmp_path), "format": "jsonl", "encoding": encoding}
+    (tmp_path / "t.jsonl").write_text('{"id": 0, "a": "x"}\n')
+    rows: list[Row] = [(i, "日本") for i in range(50)]
+    write(config, load_of(config, "t"), batches(rows, 7))
+    assert (tmp_path / "t.jsonl").read_bytes().count(codecs.BOM_UTF8) == (encoding == "utf-8-sig")
+    with Files().source(config) as source:
+        assert read_all(source, request_for(source, "t")) == rows
+
+
+def test_a_character_that_the_encoding_lacks_is_refused_by_column(tmp_path):
+    config = {"path": str(tmp_path), "format": "jsonl", "encoding": "latin-1"}
+    (tmp_path / "t.jsonl").write_text('{"id": 0, "a": "x"}\n')
+    with pytest.raises(SinkError, match="column a: a text has a character that iso8859-1 cannot"):
+        write(config, load_of(config, "t"), batches([(1, "日")]))

@@ -27,7 +27,9 @@ from tasks.replicate.connectors.file.formats import (
     BadValue,
     Check,
     Format,
+    TextEncoder,
     Writer,
+    unwritable,
 )
 from tasks.replicate.guards import guarded
 
@@ -74,7 +76,7 @@ class CSV(Format):
                     yield self._block(chunk, guards, path)
                 else:
                     rows = self._rows(chunk, names, wanted, path)
-                    data = csv_text.encode(rows, self._dialect)
+                    data = csv_text.written(rows, self._dialect).encode()
                     yield Batch(data, len(rows), len(data))
 
     def _data(self, path: Path) -> Iterator[bytes]:
@@ -123,17 +125,14 @@ class CSV(Format):
     # Writing
 
     def create(self, path: Path, columns: Sequence[Column]) -> None:
-        path.write_bytes(self._header([column.name for column in columns]))
-
-    def _header(self, names: Sequence[str]) -> bytes:
-        return csv_text.encode([tuple(names)], self._dialect) if self._dialect.header else b""
+        self.writer(path, Relation(tuple(columns)), ()).close()
 
     def new_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
         return tuple(Column(column.name, TEXT) for column in columns)
 
     def writer(self, path: Path, relation: Relation, columns: Sequence[ColumnPlan]) -> Writer:
         names = [column.name for column in relation.columns]
-        return _CSVWriter(path, self._dialect, self._header(names), names, columns)
+        return _CSVWriter(path, self._dialect, names, columns)
 
     def fit(self, source: Column, sink: Column, dialect: str) -> Fit:
         """Text holds everything; that it was a number or a truth value is not kept."""
@@ -196,7 +195,6 @@ class _CSVWriter(Writer):
         self,
         path: Path,
         dialect: Dialect,
-        header: bytes,
         names: Sequence[str],
         columns: Sequence[ColumnPlan],
     ) -> None:
@@ -207,14 +205,16 @@ class _CSVWriter(Writer):
         if planned != list(names):
             self._order = [planned.index(n) if n in planned else None for n in names]
         self._path, self._rest = path, b""
+        self._encoder = TextEncoder(dialect.encoding)
+        header = self._encoded([tuple(names)], "its name") if dialect.header else b""
         self._file = path.open("wb", buffering=1 << 20)
-        self._file.write(header)
+        self._put(header)
 
     def write(self, batch: Batch) -> int:
         rows = batch.data
         if isinstance(rows, bytes):
             if self._order is None:
-                self._file.write(rows)
+                self._put(rows)
                 return batch.rows
             data = self._rest + rows
             end = csv_text.last_end(data)
@@ -225,24 +225,26 @@ class _CSVWriter(Writer):
         if self._order is not None:
             order = self._order
             rows = [tuple([None if i is None else row[i] for i in order]) for row in rows]
-        try:
-            self._file.write(csv_text.encode(rows, self._dialect))
-        except UnicodeError:
-            raise BadValue(self._explain(rows)) from None
+        self._put(self._encoded(rows, "a text"))
         return len(rows)
 
-    def _explain(self, rows: Sequence[tuple[Cell, ...]]) -> str:
-        for name, side in zip(self._names, zip(*rows, strict=True), strict=True):
-            for cell in side:
-                try:
-                    if isinstance(cell, str):
-                        cell.encode(self._dialect.encoding)
-                except UnicodeError:
-                    return (
-                        f"column {name}: a text has a character that {self._dialect.encoding} "
-                        "cannot write"
-                    )
-        return f"{self._dialect.encoding} cannot write a value"  # pragma: no cover
+    def _encoded(self, rows: Sequence[Row], what: str) -> bytes:
+        try:
+            return self._encoder.encode(csv_text.written(rows, self._dialect))
+        except UnicodeError:
+            encoding = self._dialect.encoding
+            sides = zip(self._names, zip(*rows, strict=True), strict=True)
+            lacking = ", ".join(name for name, side in sides if unwritable(side, encoding))
+            raise BadValue(
+                f"column {lacking}: {what} has a character that {encoding} cannot write"
+            ) from None
+
+    def _put(self, data: bytes) -> None:
+        mark = csv_text.BOM
+        if data.startswith(mark) and self._dialect.encoding == "utf-8" and not self._file.tell():
+            # A file without a header whose first text begins so: readers take one mark away.
+            data = mark + data
+        self._file.write(data)
 
     def close(self) -> int:
         self._file.close()

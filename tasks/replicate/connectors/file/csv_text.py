@@ -20,7 +20,7 @@ from typing import Any
 from tasks.replicate.connector import Row
 from tasks.replicate.connectors.file.formats import BLOCK, BadFile
 
-_BOM = codecs.BOM_UTF8
+BOM = codecs.BOM_UTF8
 _END = "\\."
 """On a line of its own PostgreSQL takes it for the end of the data."""
 
@@ -38,6 +38,11 @@ class Dialect:
     def plain(self) -> bool:
         """Whether the bytes are what COPY writes and reads by default."""
         return (self.delimiter, self.null, self.encoding) == (",", "", "utf-8")
+
+    @cached_property
+    def bare_integers(self) -> bool:
+        """Whether no integer can be taken for NULL or for two fields."""
+        return not set("-0123456789") & set(self.delimiter + self.null)
 
     @cached_property
     def field(self) -> re.Pattern[str]:
@@ -70,7 +75,7 @@ def blocks(path: Path, dialect: Dialect) -> Iterator[bytes]:
     """The file in UTF-8, a block at a time. Raises BadFile for what is not of its encoding."""
     with path.open("rb") as file:
         if dialect.encoding == "utf-8":
-            first = file.read(BLOCK).removeprefix(_BOM)
+            first = file.read(BLOCK).removeprefix(BOM)
             while first:
                 yield first
                 first = file.read(BLOCK)
@@ -287,17 +292,18 @@ def _match(text: str, dialect: Dialect, path: Path) -> list[Row]:
 # Writing
 
 
-def encode(rows: Sequence[Row], dialect: Dialect) -> bytes:
-    """Rows of cells as records. Raises UnicodeError where the encoding lacks a character."""
+def written(rows: Sequence[Row], dialect: Dialect) -> str:
+    """Rows of cells as the text of records."""
     sides: Iterable[Sequence[str]] = [_side(side, dialect) for side in zip(*rows, strict=True)]
     lines = map(dialect.delimiter.join, zip(*sides, strict=True))
-    return ("\n".join(lines) + "\n").encode(dialect.encoding)
+    return "\n".join(lines) + "\n"
 
 
 def _side(side: Sequence[Any], dialect: Dialect) -> Sequence[str]:
     kinds = set(map(type, side))
     if kinds == {int}:
-        return list(map(str, side))
+        digits = list(map(str, side))
+        return digits if dialect.bare_integers else _quoted(digits, dialect)
     if kinds == {str}:
         return _quoted(side, dialect)
     return [

@@ -37,6 +37,38 @@ class BadValue(ValueError):
     """A value cannot be stored in a column; the message names the column."""
 
 
+_PROBE = 'Az09 ,;|\t"\\{}[]:+-~%_\r\n'
+"""What a text file is made of besides its values: every encoding must keep it, also twice."""
+
+
+class TextEncoder:
+    """Text as the bytes of one file, a piece at a time: only the first bears a byte order mark."""
+
+    def __init__(self, encoding: str) -> None:
+        self._encoder = codecs.getincrementalencoder(encoding)()
+        # UTF-8 has a form of its own for every character.
+        exact = encoding in ("utf-8", "utf-8-sig")
+        self._decoder = None if exact else codecs.getincrementaldecoder(encoding)()
+
+    def encode(self, text: str) -> bytes:
+        """Whole records. Raises UnicodeError for what would not be read back as it is."""
+        data = self._encoder.encode(text)
+        if self._decoder is not None and self._decoder.decode(data) != text:
+            raise UnicodeError("another character would be read back")
+        return data
+
+
+def unwritable(cells: Sequence[Cell], encoding: str) -> bool:
+    """Whether one of the cells is a text that the encoding does not keep."""
+    try:
+        for cell in cells:
+            if isinstance(cell, str):
+                TextEncoder(encoding).encode(cell + "\n")
+    except UnicodeError:
+        return True
+    return False
+
+
 class Writer(ABC):
     """Writes one file, from its beginning to its end."""
 
@@ -130,15 +162,40 @@ def option_problems(config: Mapping[str, Any]) -> list[str]:
     null = config.get("null", "")
     if not isinstance(null, str) or any(char in null for char in '"\r\n\0'):
         found.append("null: must be a text without quotes and line ends")
+    elif isinstance(delimiter, str) and delimiter and delimiter in null:
+        found.append("null: must not have the delimiter in it, which would end the field")
     if not isinstance(config.get("header", True), bool):
         found.append("header: must be true or false")
-    try:
-        encoding = codecs.lookup(str(config.get("encoding", "utf-8"))).name
-        if encoding.startswith(("utf-16", "utf-32")) and "format" in config:
-            found.append("encoding: UTF-16 and UTF-32 are not read; convert the file to utf-8")
-    except LookupError:
-        found.append("encoding: is not known; write utf-8, latin-1, cp1252 or another of Python's")
+    encoding = str(config.get("encoding", "utf-8"))
+    problem = _encoding_problem(encoding)
+    if problem is not None:
+        found.append(f"encoding: {problem}")
+    else:
+        found += [
+            f"{key}: has a character that {encoding} does not keep"
+            for key, text in (("delimiter", delimiter), ("null", null))
+            if unwritable([text], encoding)
+        ]
     return found
+
+
+def _encoding_problem(encoding: str) -> str | None:
+    """Why no text file can be read and written in it, by the piece."""
+    try:
+        name = codecs.lookup(encoding).name
+        if name.startswith(("utf-16", "utf-32")):
+            return "UTF-16 and UTF-32 are not read; convert the file to utf-8"
+        # Python also has codecs of bytes and of names of hosts.
+        "".encode(encoding)
+        encoder = TextEncoder(name)
+        data = encoder.encode(_PROBE) + encoder.encode(_PROBE)
+        if codecs.getincrementaldecoder(name)().decode(data, True) != _PROBE * 2:
+            return f"{encoding} does not keep a text file's signs; write utf-8"
+    except UnicodeError:
+        return f"{encoding} does not keep a text file's signs; write utf-8"
+    except LookupError:
+        return "is not known as one of texts; write utf-8, latin-1, cp1252 or another of Python's"
+    return None
 
 
 def cell_of_text(text: Cell, kind: Kind) -> Cell:

@@ -21,7 +21,15 @@ from tasks.replicate.connector import (
     ReadRequest,
     Relation,
 )
-from tasks.replicate.connectors.file.formats import BadFile, BadValue, Check, Format, Writer
+from tasks.replicate.connectors.file.formats import (
+    BadFile,
+    BadValue,
+    Check,
+    Format,
+    TextEncoder,
+    Writer,
+    unwritable,
+)
 
 ANY = ColumnType(Kind.TEXT, "json value", loose=True)
 SAMPLE = 1000
@@ -225,6 +233,8 @@ class _JSONWriter(Writer):
     ) -> None:
         self._file = path.open("wb", buffering=1 << 20)
         self._encoding = encoding
+        self._encoder = TextEncoder(encoding)
+        self._names = names
         self._columns = columns
         self._forms = [_form(plan) for plan in columns]
         planned = [plan.sink.name for plan in columns]
@@ -248,22 +258,19 @@ class _JSONWriter(Writer):
                 raise BadValue(f"column {plan.sink.name}: a value {error}") from None
         text = "".join(f"{{{''.join(parts)}{self._tail}}}\n" for parts in zip(*sides, strict=True))
         try:
-            self._file.write(text.encode(self._encoding))
+            self._file.write(self._encoder.encode(text))
         except UnicodeError:
             raise BadValue(self._explain(rows)) from None
         return len(rows)
 
     def _explain(self, rows: Sequence[tuple[Cell, ...]]) -> str:
+        lacks = f"has a character that {self._encoding} cannot write"
+        for name in self._names:
+            if unwritable([name], self._encoding):
+                return f"column {name}: its name {lacks}"
         for plan, side in zip(self._columns, zip(*rows, strict=True), strict=True):
-            for cell in side:
-                try:
-                    if isinstance(cell, str):
-                        cell.encode(self._encoding)
-                except UnicodeError:
-                    return (
-                        f"column {plan.sink.name}: a text has a character that {self._encoding} "
-                        "cannot write"
-                    )
+            if unwritable(side, self._encoding):
+                return f"column {plan.sink.name}: a text {lacks}"
         return f"{self._encoding} cannot write a value"  # pragma: no cover
 
     def close(self) -> int:
