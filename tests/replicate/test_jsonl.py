@@ -66,6 +66,8 @@ def test_an_absent_member_is_null_and_order_does_not_matter(tmp_path):
         ('{"a": 1}\n[1]\n', "object 2 is no JSON object"),
         ('{"a": 1} x\n', "object 1 is no JSON object"),
         ('{"a": NaN}\n', "object 1 is no JSON object"),
+        ('{"a": {"b": [NaN]}}\n', "object 1 is no JSON object"),
+        ('{"a": [-Infinity]}\n', "object 1 is no JSON object"),
         ('{"a": 01}\n', "object 1 is no JSON object"),
         ('{"a": "x\n', "object 1 is no JSON object"),
         ("{'a': 1}\n", "object 1 is no JSON object"),
@@ -124,7 +126,8 @@ def test_every_kind_is_written_as_json_and_read_back(tmp_path):
     assert json.loads(first)["json"] == {"a": 1.1}
 
 
-def test_a_text_that_is_no_document_is_refused_by_column(tmp_path):
+@pytest.mark.parametrize("text", ["{secret", '{"a": NaN}', "[-Infinity]", "NaN"])
+def test_a_text_that_is_no_document_is_refused_by_column(tmp_path, text):
     config = {"path": str(tmp_path), "format": "jsonl"}
     column = Column("j", ColumnType(Kind.JSON, "json"))
     with Files().sink(config) as sink:
@@ -135,7 +138,7 @@ def test_a_text_that_is_no_document_is_refused_by_column(tmp_path):
         load = Load(("t",), plans, "complete", Lane.ROWS, "r", "s", 1, relation=relation)
         sink.begin(load)
         with pytest.raises(SinkError, match="column j: a value is no JSON document"):
-            sink.write(load, batches([("{secret",)]), staging=False)
+            sink.write(load, batches([(text,)]), staging=False)
         sink.rollback()
 
 

@@ -38,7 +38,14 @@ SAMPLE = 1000
 _SPACE = re.compile(r"[ \t\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _WORDS: dict[str, Cell] = {"true": True, "false": False, "null": None}
-_DECODER = json.JSONDecoder()
+
+
+def _no_number(word: str) -> Any:
+    """Python would read NaN and Infinity, which are no JSON."""
+    raise ValueError(word)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number)
 _HALF = re.compile("[\ud800-\udfff]")
 _FRACTIONAL = frozenset(".eE")
 _HALVED = (
@@ -177,7 +184,6 @@ def _value_end(line: str, start: int) -> int:
         if line.startswith(word, start):
             return start + len(word)
     if line[start : start + 1] not in ('"', "{", "["):
-        # Python would also read NaN and Infinity, which are no JSON.
         raise ValueError
     _, end = _DECODER.raw_decode(line, start)
     return int(end)
