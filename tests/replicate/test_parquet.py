@@ -26,6 +26,7 @@ from tasks.replicate.connector import (
     Batch,
     Lane,
     Load,
+    Row,
     SinkError,
     SourceError,
 )
@@ -274,3 +275,147 @@ def test_uuids_arrive_with_and_without_hyphens(tmp_path, sink):
         "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
         None,
     ]
+
+
+KEPT = pa.schema(
+    [
+        pa.field("ms", pa.timestamp("ms")),
+        pa.field("ns", pa.timestamp("ns", "Europe/Madrid")),
+        pa.field("clock", pa.time32("ms")),
+        pa.field("fine", pa.time64("ns")),
+        pa.field("word", pa.dictionary(pa.int8(), pa.string(), ordered=True)),
+        pa.field("half", pa.float16()),
+        pa.field("view", pa.string_view()),
+        pa.field("large", pa.large_string()),
+        pa.field("wide", pa.large_binary()),
+        pa.field("fixed", pa.binary(2)),
+        pa.field("price", pa.decimal128(9, 2)),
+        pa.field("must", pa.int32(), nullable=False, metadata={"unit": "metre"}),
+    ],
+    metadata={"owner": "us"},
+)
+KEPT_ROW: Row = (
+    "2026-11-01 10:00:00.500",
+    "2026-11-01 10:00:00.123456789+00",
+    "23:59:59.123",
+    "23:59:59.123456789",
+    "a",
+    1.5,
+    "b",
+    "c",
+    b"d",
+    b"ef",
+    "1.50",
+    7,
+)
+
+
+def test_an_existing_file_keeps_its_schema_and_metadata(tmp_path):
+    """Also where its columns are not those that a new file would have."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(KEPT.empty_table(), path)
+    config = {"path": str(tmp_path), "format": "parquet"}
+    load = load_of(config, "t")
+    rows = [KEPT_ROW, (*(None,) * 11, 8)]
+    with Files().sink(config) as sink:
+        assert all(sink.fit(c.source, c.sink, "file").refusal is None for c in load.columns)
+    write(config, load, batches(rows))
+    found = pq.ParquetFile(path).schema_arrow
+    assert found.equals(KEPT, check_metadata=False)
+    assert found.metadata == KEPT.metadata
+    assert found.field("must").metadata[b"unit"] == b"metre"
+    with Files().source(config) as source:
+        assert read_all(source, request_for(source, "t")) == rows
+    with Files().sink(config) as sink:
+        sink.begin(replace(load, fence=2))
+        sink.truncate(replace(load, fence=2))
+        sink.commit()
+    assert pq.ParquetFile(path).schema_arrow.equals(KEPT, check_metadata=False)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [
+        ("ms", "2026-11-01 10:00:00.5001"),
+        ("ns", "3000-01-01 00:00:00+00"),
+        ("clock", "23:59:59.1234"),
+        ("half", 0.1),
+        ("fixed", b"x"),
+        ("price", "1.234"),
+        ("must", None),
+    ],
+)
+def test_what_the_existing_file_cannot_hold_is_refused_by_column(tmp_path, column, cell):
+    pq.write_table(KEPT.empty_table(), tmp_path / "t.parquet")
+    config = {"path": str(tmp_path), "format": "parquet"}
+    row = list(KEPT_ROW)
+    row[KEPT.get_field_index(column)] = cell
+    with pytest.raises(SinkError, match=f"column {column}: a value "):
+        write(config, load_of(config, "t"), batches([tuple(row)]))
+
+
+FROM_CSV = pa.schema(
+    [
+        pa.field("ms", pa.timestamp("ms")),
+        pa.field("ns", pa.timestamp("ns", "Europe/Madrid")),
+        pa.field("word", pa.dictionary(pa.int8(), pa.string())),
+        pa.field("view", pa.string_view()),
+        pa.field("large", pa.large_string()),
+        pa.field("must", pa.int32(), nullable=False),
+    ]
+)
+
+
+def test_the_byte_lane_keeps_the_existing_schema_too(tmp_path):
+    path = tmp_path / "t.parquet"
+    pq.write_table(FROM_CSV.empty_table(), path)
+    config = {"path": str(tmp_path), "format": "parquet"}
+    load = replace(load_of(config, "t"), lane=Lane.COPY_CSV)
+    line = b'2026-11-01 10:00:00.5,2026-11-01 10:00:00.123456+00,a,b,"",7\n,,,,,8\n'
+    write(config, load, [Batch(line, 2, len(line))])
+    assert pq.ParquetFile(path).schema_arrow.equals(FROM_CSV)
+    with Files().source(config) as source:
+        assert read_all(source, request_for(source, "t")) == [
+            ("2026-11-01 10:00:00.500", "2026-11-01 10:00:00.123456000+00", "a", "b", "", 7),
+            (*(None,) * 5, 8),
+        ]
+    for column, bad in (
+        ("ms", b"2026-11-01 10:00:00.1234,,,,,1\n"),
+        ("ns", b",3000-01-01 00:00:00+00,,,,1\n"),
+        ("must", b"2026-11-01 10:00:00,,,,,\n"),
+    ):
+        with pytest.raises(SinkError, match=f"column {column}: a value "):
+            write(config, replace(load, fence=9), [Batch(bad, 1, len(bad))])
+
+
+@pytest.mark.parametrize(("index", "most"), [(pa.int8(), 128), (pa.uint8(), 256)])
+def test_a_dictionary_has_as_many_values_as_it_has_numbers(tmp_path, index, most):
+    """Another file could be written and never be read."""
+    schema = pa.schema([pa.field("a", pa.dictionary(index, pa.string()))])
+    pq.write_table(schema.empty_table(), tmp_path / "t.parquet")
+    config = {"path": str(tmp_path), "format": "parquet"}
+    load = load_of(config, "t")
+    rows: list[Row] = [(f"word {i % most}",) for i in range(500)]
+    write(config, load, batches(rows, 100))
+    assert pq.read_table(tmp_path / "t.parquet")["a"].to_pylist() == [row[0] for row in rows]
+    with pytest.raises(SinkError, match="column a: holds more different values than dictionary"):
+        write(config, replace(load, fence=2), batches([*rows, ("more",)], 100))
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.field("element", pa.int64())), pa.duration("us"), pa.uuid()]
+)
+def test_a_column_that_is_not_written_is_refused_or_stays_null(tmp_path, kind):
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("a", kind)])
+    pq.write_table(schema.empty_table(), tmp_path / "t.parquet")
+    config = {"path": str(tmp_path), "format": "parquet"}
+    load = load_of(config, "t")
+    with Files().sink(config) as sink:
+        for plan in load.columns[1:]:
+            refusal = sink.fit(plan.source, plan.sink, "file").refusal
+            assert refusal is not None
+            assert f"{kind} is not written" in refusal
+    write(config, replace(load, columns=load.columns[:1]), batches([(1,)]))
+    found = pq.read_table(tmp_path / "t.parquet")
+    assert found.schema.equals(schema)
+    assert found.to_pylist() == [{"id": 1, "a": None}]

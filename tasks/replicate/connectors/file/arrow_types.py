@@ -96,6 +96,52 @@ def field_of(column: Column) -> pa.Field:
     return pa.field(column.name, pa.string(), column.nullable, named)
 
 
+def refusal_of(column: Column) -> str | None:
+    """Why nothing is written to an existing file's column, or None."""
+    kind = column.type
+    if kind.kind in (Kind.JSON, Kind.OTHER) and kind.name != kind.kind.value:
+        return f"{kind.name} is not written: make it text in a new file, or leave the column out"
+    return None
+
+
+def read_from_text(column: Column) -> bool:
+    """Whether Arrow's reader of CSV makes the column's type as :func:`array_of` does."""
+    return not column.type.name.startswith("halffloat")
+
+
+def text_type(kind: pa.DataType) -> pa.DataType:
+    """The type that texts are read as, before a cast that fails where a value would change."""
+    if pa.types.is_dictionary(kind):
+        return text_type(kind.value_type)
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_decimal(kind):
+        return _wide_decimal(kind)
+    return kind
+
+
+def _wide_decimal(kind: pa.DataType) -> pa.DataType:
+    """Arrow reads texts as decimals of 128 bits and more."""
+    wide = pa.decimal128 if kind.precision <= 38 else pa.decimal256
+    return wide(kind.precision, kind.scale)
+
+
+def as_stored(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """An array of the :func:`text_type` as one of the type. Raises ArrowException."""
+    if pa.types.is_dictionary(kind):
+        array = as_stored(array, kind.value_type).dictionary_encode()
+    return array if array.type == kind else array.cast(kind)
+
+
+def room(kind: pa.DictionaryType) -> int:
+    """How many different values a dictionary's numbers can tell apart."""
+    index = kind.index_type
+    signed = pa.types.is_signed_integer(index)
+    return int(2 ** (index.bit_width - (1 if signed else 0)))
+
+
 # Reading
 
 
@@ -176,8 +222,10 @@ def array_of(field: pa.Field, side: Sequence[Any]) -> pa.Array:
     """One column's cells as an array of the field's type. Raises BadValue naming the column."""
     kind = field.type
     try:
-        convert = _CONVERT.get(kind.id)
-        array = pa.array(side, kind) if convert is None else convert(side, kind)
+        plain = text_type(kind)
+        convert = _CONVERT.get(plain.id)
+        array = pa.array(side, plain) if convert is None else convert(side, plain)
+        array = as_stored(array, kind)
     except (pa.ArrowException, OverflowError, TypeError, UnicodeError, ValueError):
         raise BadValue(
             f"column {field.name}: a value cannot be stored as {kind} unchanged"
@@ -196,7 +244,7 @@ def _from_times(side: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if any(value is not None and len(value.partition(".")[0]) != 8 for value in side):
         raise ValueError("no time of day")
     dated = [None if value is None else f"1970-01-01 {value}" for value in side]
-    return _from_text(dated, pa.timestamp("us")).cast(kind)
+    return _from_text(dated, pa.timestamp("ns" if kind.unit == "ns" else "us")).cast(kind)
 
 
 def _from_moments(side: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -228,6 +276,7 @@ _CONVERT: dict[int, Callable[[Sequence[Any], pa.DataType], pa.Array]] = {
     pa.timestamp("us").id: _from_moments,
     pa.decimal128(1).id: _from_text,
     pa.decimal256(1).id: _from_text,
+    pa.float16().id: _from_floats,
     pa.float32().id: _from_floats,
     pa.float64().id: _from_floats,
 }

@@ -124,8 +124,8 @@ class CSV(Format):
 
     # Writing
 
-    def create(self, path: Path, columns: Sequence[Column]) -> None:
-        self.writer(path, Relation(tuple(columns)), ()).close()
+    def create(self, path: Path, relation: Relation) -> None:
+        self.writer(path, relation, ()).close()
 
     def new_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
         return tuple(Column(column.name, TEXT) for column in columns)

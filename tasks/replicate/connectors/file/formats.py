@@ -105,7 +105,7 @@ class Format(ABC):
         """How many rows the files hold."""
 
     @abstractmethod
-    def create(self, path: Path, columns: Sequence[Column]) -> None:
+    def create(self, path: Path, relation: Relation) -> None:
         """Write a file of no rows."""
 
     @abstractmethod

@@ -115,7 +115,7 @@ class JSONLines(Format):
 
     # Writing
 
-    def create(self, path: Path, columns: Sequence[Column]) -> None:
+    def create(self, path: Path, relation: Relation) -> None:
         path.write_bytes(b"")
 
     def new_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:

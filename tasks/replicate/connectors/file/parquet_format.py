@@ -29,6 +29,8 @@ from tasks.replicate.fits import fit
 GROUP_ROWS = 128 * 1024
 """Rows of a row group; it is held in memory while it is filled."""
 GROUP_BYTES = 64 * 1024 * 1024
+SCHEMA = "schema"
+"""Of a relation's detail: the schema of the file that there is."""
 BINARY_ROWS = 16 * 1024
 CSV_BYTES = 4 * 1024 * 1024
 
@@ -71,7 +73,9 @@ class Parquet(Format):
             raise BadFile(f"{paths[0]}: has the column {', '.join(doubled)} twice")
         columns = [arrow_types.column_of(field) for field in first]
         return Relation(
-            tuple(copy_binary.marked(c, f) for c, f in zip(columns, first, strict=True)), rows=rows
+            tuple(copy_binary.marked(c, f) for c, f in zip(columns, first, strict=True)),
+            rows=rows,
+            detail={SCHEMA: first},
         )
 
     # Reading
@@ -108,18 +112,21 @@ class Parquet(Format):
 
     # Writing
 
-    def create(self, path: Path, columns: Sequence[Column]) -> None:
-        schema = _schema(columns)
+    def create(self, path: Path, relation: Relation) -> None:
+        schema = _schema(relation)
         with pq.ParquetWriter(path, schema) as writer:
             writer.write_table(schema.empty_table())
 
     def new_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
-        return tuple(arrow_types.column_of(field) for field in _schema(columns))
+        return tuple(arrow_types.column_of(arrow_types.field_of(column)) for column in columns)
 
     def writer(self, path: Path, relation: Relation, columns: Sequence[ColumnPlan]) -> Writer:
-        return _ParquetWriter(path, _schema(relation.columns), columns)
+        return _ParquetWriter(path, _schema(relation), columns)
 
     def fit(self, source: Column, sink: Column, dialect: str) -> Fit:
+        unwritten = arrow_types.refusal_of(sink)
+        if unwritten is not None:
+            return Fit(refusal=unwritten)
         found = fit(source.type, sink.type)
         if found.refusal is not None:
             return found
@@ -131,7 +138,8 @@ class Parquet(Format):
         if guards and dialect == "postgresql":
             # Arrow reads the text of a number or a time as that value, or refuses it.
             guards = [guard for guard in guards if guard.name not in _READ_ALIKE]
-        csv = source.type.kind in _READ_FROM_CSV and source.type.kind is sink.type.kind
+        alike = source.type.kind is sink.type.kind and arrow_types.read_from_text(sink)
+        csv = source.type.kind in _READ_FROM_CSV and alike
         lanes = {Lane.ROWS, Lane.COPY_CSV} if csv else {Lane.ROWS}
         return Fit(frozenset(lanes), guards=tuple(guards))
 
@@ -139,8 +147,12 @@ class Parquet(Format):
 _READ_ALIKE = frozenset({"calendar", "finite", "scale", "integer", "fraction"})
 
 
-def _schema(columns: Sequence[Column]) -> pa.Schema:
-    return pa.schema([arrow_types.field_of(column) for column in columns])
+def _schema(relation: Relation) -> pa.Schema:
+    """The existing file's, with its metadata; or a new one that keeps the columns' values."""
+    found = relation.detail.get(SCHEMA)
+    if found is None:
+        found = pa.schema([arrow_types.field_of(column) for column in relation.columns])
+    return found
 
 
 def _opened(path: Path) -> Any:
@@ -170,10 +182,17 @@ class _ParquetWriter(Writer):
         self._file = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=False)
         self._tables: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
+        self._numbered: dict[str, tuple[set[Any], int]] = {
+            field.name: (set(), arrow_types.room(field.type))
+            for field in schema
+            if pa.types.is_dictionary(field.type) and field.type.index_type.bit_width <= 16
+        }
         self._rest: list[bytes] = []
         self._rest_size = 0
         self._options = pacsv.ConvertOptions(
-            column_types={name: schema.field(name).type for name in self._names},
+            column_types={
+                name: arrow_types.text_type(schema.field(name).type) for name in self._names
+            },
             null_values=[""],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
@@ -214,7 +233,7 @@ class _ParquetWriter(Writer):
         for record in table.to_batches():
             columns = dict(zip(self._names, record.columns, strict=True))
             made = [
-                columns[field.name]
+                self._stored(columns[field.name], field)
                 if field.name in columns
                 else pa.nulls(record.num_rows, field.type)
                 for field in self._schema
@@ -222,18 +241,40 @@ class _ParquetWriter(Writer):
             self._add(pa.RecordBatch.from_arrays(made, schema=self._schema))
         return int(table.num_rows)
 
+    def _stored(self, array: pa.Array, field: pa.Field) -> pa.Array:
+        if array.null_count and not field.nullable:
+            raise BadValue(f"column {field.name}: a value is NULL, which the file does not allow")
+        try:
+            return arrow_types.as_stored(array, field.type)
+        except pa.ArrowException:
+            raise BadValue(self._not_stored(field.name)) from None
+
     def _explain(self, message: str) -> str:
         """Which column, without the value that Arrow quotes."""
         number = message.partition("In CSV column #")[2].partition(":")[0]
         if number.isdigit():
-            name = self._names[int(number)]
-            return (
-                f"column {name}: a value cannot be stored as {self._schema.field(name).type} "
-                "unchanged; change the sink column, or convert it in a query"
-            )
+            return self._not_stored(self._names[int(number)])
         return "a record cannot be read"
 
+    def _not_stored(self, name: str) -> str:
+        return (
+            f"column {name}: a value cannot be stored as {self._schema.field(name).type} "
+            "unchanged; change the sink column, or convert it in a query"
+        )
+
+    def _number(self, record: pa.RecordBatch) -> None:
+        """Refuse more different values than a file's dictionary has numbers: the file, or one of
+        its row groups, could be written and never be read."""
+        for name, (seen, most) in self._numbered.items():
+            seen.update(record.column(name).dictionary.to_pylist())
+            if len(seen) > most:
+                kind = self._schema.field(name).type
+                raise BadValue(
+                    f"column {name}: holds more different values than {kind} has room for"
+                )
+
     def _add(self, record: pa.RecordBatch) -> None:
+        self._number(record)
         self._tables.append(record)
         self._rows += record.num_rows
         self._bytes += record.nbytes

@@ -117,7 +117,7 @@ class FileSink(Sink):
             made = self._place.format.new_columns(columns)
             beside = path.with_name(f".claimcheck_create.{os.getpid()}.{id(self):x}.{path.name}")
             try:
-                self._place.format.create(beside, made)
+                self._place.format.create(beside, Relation(made))
                 beside.replace(path)
             except BaseException:
                 beside.unlink(missing_ok=True)
@@ -183,7 +183,7 @@ class FileSink(Sink):
         with self._errors():
             self._sweep(load)
             self._new = self._hidden(load, "new")
-            self._place.format.create(self._new, load.relation.columns)
+            self._place.format.create(self._new, load.relation)
 
     def stage(self, load: Load) -> None:
         with self._errors():
