@@ -107,6 +107,9 @@ class Replication:
         with self._target(sink, source, ours) as theirs:
             self._refuse_itself(source, sink, request, theirs)
             plan = planner.plan(self.spec, source, sink, ours, theirs)
+            for warning in plan.warnings:
+                self._warnings.append(warning)
+                self.context.log.warning("%s", warning)
             request = request.planned(plan.columns)
             load = self._load(theirs, plan)
             planner.refuse(sink.refusals(load))

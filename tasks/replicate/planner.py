@@ -24,6 +24,8 @@ class Plan:
 
     columns: tuple[ColumnPlan, ...]
     lane: Lane
+    warnings: tuple[str, ...] = ()
+    """What the run's result tells about columns that are left out."""
 
 
 def refuse(problems: list[str]) -> None:
@@ -76,6 +78,7 @@ def plan(
     """Pair the columns and choose the lane; raises SinkError with every problem, by column."""
     table = join_name(split_name(spec.sink.table or ""))
     problems: list[str] = []
+    warnings: list[str] = []
     columns: list[ColumnPlan] = []
     lanes = set(source.lanes) & set(sink.lanes)
     mine = chosen(spec, ours)
@@ -88,6 +91,11 @@ def plan(
         if target.generated:
             if spec.source.columns is not None or spec.source.query is not None:
                 problems.append(f"column {name} of {table} is generated: leave it out")
+            elif not column.generated:
+                warnings.append(
+                    f"column {name} of {table} is generated: it has what the sink computes, "
+                    "whatever the source's column holds"
+                )
             continue
         fit = sink.fit(column, target, source.dialect)
         if fit.refusal is not None:
@@ -116,4 +124,5 @@ def plan(
     if not lanes:
         one = next(column for column in columns)
         refuse([f"no one way carries all columns of {table}; convert {one.sink.name} in a query"])
-    return Plan(tuple(columns), next(lane for lane in source.lanes if lane in lanes))
+    lane = next(lane for lane in source.lanes if lane in lanes)
+    return Plan(tuple(columns), lane, tuple(warnings))
