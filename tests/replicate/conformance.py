@@ -297,6 +297,22 @@ class SinkConformance:
             for cell, want in zip(row, wanted, strict=True):
                 assert same(cell, want), (cell, want)
 
+    def test_a_load_leaves_the_columns_as_they_were(self, harness: Harness) -> None:
+        columns = {"id": harness.key_type} | {s.name: s.native for s in harness.samples}
+        cells = [s.cells for s in harness.samples]
+        rows = [(i, *row) for i, row in enumerate(zip(*cells, strict=True))]
+        table = harness.make("kept", columns, key=["id"])
+        before = self.described(harness, table)
+        self.complete(harness, table, rows)
+        after = self.described(harness, table)
+        assert (after.columns, after.key) == (before.columns, before.key)
+
+    def described(self, harness: Harness, table: str) -> Relation:
+        with harness.connector.sink(harness.config) as sink:
+            relation = sink.describe(split_name(table))
+        assert relation is not None
+        return relation
+
     def test_awkward_names_work_as_they_are(self, harness: Harness) -> None:
         for name in harness.awkward_names:
             columns = {"id": harness.key_type, name: harness.text_type}
