@@ -400,8 +400,15 @@ class Replication:
         self.meter.report("verifying")
         there, here = source.count(request), sink.count(load)
         if there != here:
+            doubled = ""
+            if self.spec.mode == "incremental" and there > here:
+                doubled = (
+                    " (of rows with one key the sink has the newest alone: where the source has "
+                    "several, verify does not suit the mode)"
+                )
             raise HandlerFailure(
-                f"verify: the source has {there} rows and the sink {here}", code="verify_failed"
+                f"verify: the source has {there} rows and the sink {here}{doubled}",
+                code="verify_failed",
             )
         if self.spec.verify == "checksum":
             one, two = checksum.of_both(source, sink, request, load)

@@ -64,6 +64,17 @@ def check_names(spec: ReplicationSpec, mine: list[Column]) -> None:
         refuse([f"the query names {', '.join(doubled)} twice; give each column a name of its own"])
 
 
+def _missing(spec: ReplicationSpec, name: str, table: str) -> str:
+    filled = ""
+    if spec.mode == "incremental":
+        # Its rows from before are below the watermark, and would stay NULL without a word.
+        filled = " (and let the job read everything again, to fill it: job edit --reset-watermark)"
+    return (
+        f"column {name} is missing in the sink's table {table}: add it there{filled}, or leave it "
+        "out by source.columns"
+    )
+
+
 def sink_name(spec: ReplicationSpec, position: int, name: str) -> str:
     """The name under which a source column stands in the sink."""
     mapping = spec.sink.columns
@@ -86,7 +97,7 @@ def plan(
         name = sink_name(spec, position, column.name)
         target = theirs.column(name)
         if target is None:
-            problems.append(f"column {name} is missing in {table}: add it, or leave it out")
+            problems.append(_missing(spec, name, table))
             continue
         if target.generated:
             if spec.source.columns is not None or spec.source.query is not None:

@@ -157,6 +157,14 @@ def test_a_rename_that_would_lose_something_is_refused(
 
 
 @pytest.mark.usefixtures("filled")
+def test_grants_that_are_gone_again_hinder_no_rename(sink: Database, job: Make) -> None:
+    sink.execute("grant select on t to public; revoke all on t from public")
+    assert sink.value("select relacl is not null from pg_class where oid = 't'::regclass")
+    job("complete-atomic", atomic="rename").run()
+    assert sink.execute("select distinct version from t") == [(2,)]
+
+
+@pytest.mark.usefixtures("filled")
 def test_a_dependent_that_appears_meanwhile_ends_the_rename_for_good(
     sink: Database, job: Make
 ) -> None:

@@ -92,6 +92,13 @@ def test_a_sink_without_a_key_is_refused_by_name(
 
 
 @pytest.mark.usefixtures("tables")
+def test_a_new_column_is_told_with_what_fills_it(source: Database, job: Make) -> None:
+    source.execute("alter table t add extra int default 5")
+    with pytest.raises(SinkError, match=r"add it there \(and .* job edit --reset-watermark\)"):
+        job("incremental", watermark="updated_at").run()
+
+
+@pytest.mark.usefixtures("tables")
 def test_without_the_right_to_see_transactions_it_fails_closed__R_F3(
     source: Database, sink: Database, job: Make
 ) -> None:

@@ -33,7 +33,9 @@ select what from (
     select from pg_catalog.pg_trigger where tgrelid = %(oid)s::oid and not tgisinternal)
   union all
   select 4, 'grants' where exists (
-    select from pg_catalog.pg_class where oid = %(oid)s::oid and relacl is not null)
+    select from pg_catalog.pg_class where oid = %(oid)s::oid and relacl is not null
+      and not (relacl @> pg_catalog.acldefault('r', relowner)
+               and relacl <@ pg_catalog.acldefault('r', relowner)))
   union all
   select 5, 'column grants' where exists (
     select from pg_catalog.pg_attribute where attrelid = %(oid)s::oid and attacl is not null)
