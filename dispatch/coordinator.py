@@ -347,7 +347,10 @@ class WorkerDispatchCoordinator:
         return finished
 
     def _record_stuck(self, run: HeldRun, link: Link) -> None:
-        """From the heartbeat: the end of work that does not stop (R-K3). Raises psycopg.Error."""
+        """From the heartbeat: the end of work that does not stop (R-K3).
+
+        Raises FinishLost and psycopg.Error, after which it is tried again.
+        """
         ending = execution.stopped_by(run, run.context.stop_reason or "fenced")
         if ending is None:
             return
@@ -356,6 +359,7 @@ class WorkerDispatchCoordinator:
         )
         if finished is not None:
             self._finalization.announce(finished)
+            self._finalization.offer_freed(link.rows, finished)
 
     def _is_past_drain(self) -> bool:
         return (

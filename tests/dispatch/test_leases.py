@@ -284,6 +284,25 @@ def test_work_that_does_not_stop_is_recorded_and_then_ended__R_K3(
     assert len(rows("select 1 from audit_event where action = 'run.finish'")) == 1
 
 
+def test_the_end_of_work_that_does_not_stop_offers_what_it_frees__R_D7(
+    rows: Rows, recorder: Recorder, worker: Callable[..., Worker]
+) -> None:
+    """The process is ended next, and whoever releases its lease finds nothing RUNNING."""
+    offered: list[Any] = []
+    gate = Gate(heeds=False)
+
+    def end(run_id: Any, reason: str) -> None:
+        offered.extend(recorder.take())
+        gate.go.set()
+
+    one = worker(on_stuck=end)
+    one.coordinator._keeper._stop_grace = 0.3
+    job = one.job("deaf", gate, definition={"timeout": 0.2, "retry": {"on_failure": False}})
+    first, second = new_run(rows, job), new_run(rows, job, queue="elsewhere")
+    one.run(first)
+    assert offered == [second]
+
+
 def test_without_a_process_to_end_the_connections_are_cut_again__R_K3(
     rows: Rows, worker: Callable[..., Worker]
 ) -> None:
