@@ -28,6 +28,25 @@ def is_connection_lost(error: BaseException) -> bool:
     return code is None or code.startswith("08") or code in {"57P01", "57P02", "57P03", "53300"}
 
 
+_PASSING = frozenset(
+    {
+        psycopg.errors.SerializationFailure.sqlstate,
+        psycopg.errors.DeadlockDetected.sqlstate,
+        psycopg.errors.LockNotAvailable.sqlstate,
+        psycopg.errors.QueryCanceled.sqlstate,  # also by statement_timeout
+        psycopg.errors.ReadOnlySqlTransaction.sqlstate,  # a failover: another server writes now
+        psycopg.errors.IdleInTransactionSessionTimeout.sqlstate,
+    }
+)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the server undid the transaction for a reason that passes: it may be repeated."""
+    code = sqlstate(error)
+    # Class 53 is memory, disk and the like that ran out.
+    return code is not None and (code in _PASSING or code.startswith("53"))
+
+
 def first_line(error: BaseException) -> str:
     """The driver's message in one line, without its full stop: it goes on in ours."""
     lines = str(driver_error(error)).strip().splitlines()

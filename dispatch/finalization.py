@@ -12,7 +12,7 @@ import psycopg
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import statements
-from db.failures import first_line, is_connection_lost
+from db.failures import first_line, is_connection_lost, is_passing
 from db.link import Link
 from dispatch import offers
 from dispatch.backoff import Backoff
@@ -258,9 +258,9 @@ class RunFinalizationService:
         """Record ``ending`` under the run's token; None means FENCED: nothing was written (R-F1).
 
         The state, counters, watermark, audit record, log and the next attempt commit together
-        (R-F2). While the database is away it is repeated for `patience` seconds or until
-        ``gives_up``; what became of an unanswered commit, also of one that came before
-        (``is_uncertain``), is read by the token (R-R7).
+        (R-F2). While the database is away, or undoes it for a reason that passes, it is repeated
+        for `patience` seconds or until ``gives_up``; what became of an unanswered commit, also of
+        one that came before (``is_uncertain``), is read by the token (R-R7).
 
         Raises FinishRefused where a value does not fit, and FinishLost.
         """
@@ -283,12 +283,16 @@ class RunFinalizationService:
                     raise
                 raise FinishRefused(f"the handler's outcome: {first_line(error)}") from None
             except psycopg.Error as error:
-                if not is_connection_lost(error):
+                is_lost = is_connection_lost(error)
+                if not is_lost and not is_passing(error):
                     raise
-                link.close()
-                is_uncertain = True
+                link.close()  # after a failover another server writes
+                is_uncertain = is_uncertain or is_lost
                 logger.warning(
-                    "no answer to the finish of run %s (%s)", claimed.id, type(error).__name__
+                    "the finish of run %s is repeated: %s (%s)",
+                    claimed.id,
+                    "no answer" if is_lost else first_line(error),
+                    type(error).__name__,
                 )
             if gives_up() or not backoff.pause():
                 raise FinishLost(f"the end of run {claimed.id} may not be recorded")

@@ -163,10 +163,15 @@ def in_thread(work: Callable[[], Any]) -> Future[Any]:
     return future
 
 
-def waits_for_a_lock(rows: Rows) -> bool:
-    """Whether some session of this database waits for another one's lock."""
+def wait_for_locks(rows: Rows) -> int:
+    """How many sessions of this database wait for another one's lock."""
     [found] = rows(
-        """select count(*) > 0 as waits from pg_locks l join pg_stat_activity a using (pid)
+        """select count(distinct pid) as n from pg_locks l join pg_stat_activity a using (pid)
            where not l.granted and a.datname = current_database()"""
     )
-    return bool(found["waits"])
+    return int(found["n"])
+
+
+def waits_for_a_lock(rows: Rows) -> bool:
+    """Whether some session of this database waits for another one's lock."""
+    return wait_for_locks(rows) > 0
