@@ -245,7 +245,9 @@ def _stand_in(
     run_id = UUID(str(found["run_id"]))
     if outcome == "active" and asked["chain"] is not None:
         follow = {"run_id": str(run_id), "chain": asked["chain"]}
-        if not statements.rows(connection, _SQL["follow_active_run"], follow):
+        followed = statements.row(connection, _SQL["follow_active_run"], follow)
+        assert followed is not None
+        if followed["id"] is None:
             return None  # it ended meanwhile: the step can be a run of its own
     return RunHandle(
         run_id=run_id,

@@ -1,3 +1,12 @@
+-- fragment: patience
+-- Each wait of the statement for another transaction ends after a second, or sooner where the caller
+-- says so; the last of it puts the setting back (R-T4).
+         current_setting('lock_timeout') as lock_timeout_before,
+         set_config('lock_timeout',
+           case when current_setting('lock_timeout')::interval
+                     between interval '1 millisecond' and interval '1 second'
+                then current_setting('lock_timeout') else '1s' end, true) as lock_timeout
+
 -- name: enqueue
 -- Create one PENDING run of a job by its name, in one round trip and the caller's transaction. Where
 -- `id` comes back as null none was created, and `stand_in` tells why.
@@ -11,11 +20,7 @@
 -- The shape is lean on purpose: to start a plan costs by its nodes, and this is the way of every run.
 with moment as materialized (
   select clock_timestamp() as now,
-         current_setting('lock_timeout') as lock_timeout_before,
-         set_config('lock_timeout',
-           case when current_setting('lock_timeout')::interval
-                     between interval '1 millisecond' and interval '1 second'
-                then current_setting('lock_timeout') else '1s' end, true) as lock_timeout
+  -- include: patience
 ), asked as materialized (
   select j.id, j.name, j.paused, j.max_attempts, moment.now,
          coalesce(%(queue)s::text, j.queue) as queue,
@@ -81,11 +86,8 @@ from moment left join asked on true left join created on true;
 -- this trigger's id becomes an alias of that run (R-T7). The outcome `raced` means that what stood
 -- in the way has gone meanwhile: enqueue again.
 with moment as materialized (
-  select current_setting('lock_timeout') as lock_timeout_before,
-         set_config('lock_timeout',
-           case when current_setting('lock_timeout')::interval
-                     between interval '1 millisecond' and interval '1 second'
-                then current_setting('lock_timeout') else '1s' end, true) as lock_timeout
+  select
+  -- include: patience
 ), asked as materialized (
   select j.id, j.queue, j.priority,
          j.handler = %(parameterless)s::text and %(params)s::jsonb <> '{}' as takes_no_params,
@@ -151,11 +153,19 @@ where job_id = %(job_id)s::uuid and key = %(key)s::text and run_id = %(run_id)s:
 returning key;
 
 -- name: follow_active_run
--- Let the rest of a chain follow the active run that its step was handed back; no row where that
--- run ended meanwhile.
-update job_run set chain = coalesce(chain, '[]') || %(chain)s::jsonb
-where id = %(run_id)s::uuid and finished_at is null
-returning id;
+-- Let the rest of a chain follow the active run that its step was handed back; `id` is null where
+-- that run ended meanwhile.
+with moment as materialized (
+  select
+  -- include: patience
+), followed as (
+  update job_run r set chain = coalesce(r.chain, '[]') || %(chain)s::jsonb
+  from moment
+  where r.id = %(run_id)s::uuid and r.finished_at is null
+  returning r.id
+)
+select followed.id, set_config('lock_timeout', moment.lock_timeout_before, true) as lock_timeout
+from moment left join followed on true;
 
 -- name: job_names
 -- What a misspelt job may have meant.

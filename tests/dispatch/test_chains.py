@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
-from run_support import NOTHING, Recorder, Rows, ended, new_job, run, stored
+from run_support import (
+    NOTHING,
+    Recorder,
+    Rows,
+    claim,
+    ended,
+    in_thread,
+    new_job,
+    run,
+    stored,
+    waits_for_a_lock,
+)
 from sqlalchemy import Connection
+from support.waiting import until
 
 from db import session
 from dispatch.chains import Break, Step, breaks, enqueue_next_of_chain
 from dispatch.chains import stored as steps
-from dispatch.enqueue import RunHandle, submit
-from dispatch.errors import InvalidParameters, JobDisabled, UnknownJob
+from dispatch.enqueue import RunHandle, enqueue, submit
+from dispatch.errors import InvalidParameters, JobDisabled, TriggerBusy, UnknownJob
 
 
 def succeed(rows: Rows, run_id: UUID) -> list[RunHandle]:
@@ -172,6 +187,50 @@ def test_a_chain_follows_the_active_run_that_its_step_was_handed__R_T6(
     handles = succeed(rows, active.run_id)
     assert [run(rows, found.run_id)["params"]["chain"] for found in handles] == [2, 1]
     assert handles[1].run_id == after[1].run_id
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["in a transaction", "alone"])
+def test_a_chain_waits_a_second_for_the_active_run_that_it_follows__R_T4(
+    database: str, rows: Rows, recorder: Recorder, alone: bool
+) -> None:
+    new_job(rows, "load", "skip")
+    new_job(rows, "report")
+    active = submit(recorder.ports, "load")
+    after = steps([Step("report")])
+    with psycopg.connect(database) as other, psycopg.connect(database) as caller:
+        other.execute("update job_run set available_at = available_at")
+        # No limit of the caller's own; the second keeps the test from waiting for ever.
+        caller.execute("set lock_timeout = 0")
+        caller.execute("set statement_timeout = '6s'")
+        trigger = partial(submit, recorder.ports) if alone else partial(enqueue, caller)
+        started = time.monotonic()
+        with pytest.raises(TriggerBusy):
+            trigger("load", chain=after)
+        assert 0.9 < time.monotonic() - started < 3
+    assert run(rows, active.run_id)["chain"] is None
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["active", "ended meanwhile"])
+def test_a_chain_that_follows_an_active_run_leaves_the_callers_settings__R_T4(
+    database: str, rows: Rows, recorder: Recorder, ends: bool
+) -> None:
+    new_job(rows, "load", "skip")
+    new_job(rows, "report")
+    active = submit(recorder.ports, "load")
+    claim(rows, active.run_id)
+    after = steps([Step("report")])
+    with psycopg.connect(database) as other, psycopg.connect(database) as caller:
+        caller.execute("set lock_timeout = '250ms'")
+        if ends:
+            other.execute("update job_run set status = 'SUCCEEDED', finished_at = now()")
+        asked = in_thread(lambda: enqueue(caller, "load", chain=after))
+        if ends:
+            until("the trigger to wait", lambda: waits_for_a_lock(rows), 5)
+        other.commit()
+        handle = asked.result(10)
+        assert caller.execute("show lock_timeout").fetchone() == ("250ms",)
+    assert (handle.created, handle.run_id == active.run_id) == (ends, not ends)
+    assert run(rows, handle.run_id)["chain"] == [after]
 
 
 def test_a_chain_takes_no_idempotency_key(rows: Rows, recorder: Recorder) -> None:
