@@ -59,11 +59,12 @@ def retry_run(
     try:
         # A savepoint, so that a refusal leaves the caller's transaction usable.
         with connection.begin_nested():
-            statements.rows(connection, _SQL["retry"], new)
+            is_created = statements.row(connection, _SQL["retry"], new) is not None
     except DBAPIError as error:
         if sqlstate(error) != "23505":
             raise
-    else:
+        is_created = False
+    if is_created:
         return _handle({**last, "id": created})
     active = statements.row(connection, _SQL["active_run_of"], {"job_id": str(last["job_id"])})
     found = "meanwhile" if active is None else f"as run {active['id']} ({active['status']})"

@@ -1,12 +1,17 @@
 -- name: retry
 -- Replace a FAILED attempt by one that is due at once (R-R8, R-S2). It may pass the attempt limit by
--- one, takes over what a retry keeps, obeys `skip` by the index job_run_one_active, is recorded
--- (R-X4), and notifies (R-D3). No row where the attempt is not FAILED any more.
+-- one, takes over what a retry keeps, is recorded (R-X4), and notifies (R-D3). No row where the
+-- attempt is not FAILED any more, or where `skip` refuses it: it knows active runs from before the
+-- policy too, and the index job_run_one_active keeps it under races (R-T6).
 with failed as materialized (
   select r.*, coalesce(r.skip_key, case when j.overlap = 'skip' then j.id end) as its_skip_key,
          clock_timestamp() as now
   from job_run r join job j on j.id = r.job_id
   where r.id = %(previous_run_id)s::uuid and r.status = 'FAILED'
+    and (j.overlap <> 'skip' or not (
+      exists (select from job_run x where x.job_id = j.id and x.status = 'PENDING')
+      or exists (select from job_run x where x.job_id = j.id
+        and x.started_at is not null and x.finished_at is null)))
 ), replaced as (
   update job_run r set status = 'RETRY_SCHEDULED'
   where r.id = (select id from failed)

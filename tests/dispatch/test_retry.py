@@ -144,6 +144,22 @@ def test_a_retry_obeys_skip__R_T6(rows: Rows, recorder: Recorder) -> None:
     assert retry(recorder.ports, first, actor="ann").created
 
 
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_a_retry_under_skip_knows_runs_from_before_the_policy__R_T6(
+    rows: Rows, recorder: Recorder, state: str
+) -> None:
+    new_job(rows, "orders", "queue")
+    first = failed(rows, recorder)
+    active = submit(recorder.ports, "orders").run_id
+    if state == "RUNNING":
+        claim(rows, active)
+    rows("update job set overlap = 'skip'")
+    with pytest.raises(OverlapRefused, match=f"{active} .{state}"):
+        retry(recorder.ports, first, actor="ann")
+    assert run(rows, first)["status"] == "FAILED"
+    assert not rows("select 1 from audit_event where action = 'run.retry'")
+
+
 @pytest.mark.parametrize("overlap", ["queue", "allow"])
 def test_a_retry_beside_an_active_run_waits_its_turn__R_T6(
     rows: Rows, recorder: Recorder, overlap: str
