@@ -34,10 +34,15 @@ class RunStopped(BaseException):
         self.reason = reason
 
 
-class HandlerFailure(Exception):
-    """A failure with a code of the contract; its message is stored after redaction.
+HANDLER_CODES = ("handler_error", "permanent", "source_error", "sink_error", "verify_failed")
+"""The error codes that a handler may give its failure; the others say what the system found."""
 
-    ``permanent`` failures are not retried automatically (R-R4).
+
+class HandlerFailure(Exception):
+    """A failure with a code of HANDLER_CODES; its message is stored after redaction.
+
+    Any other code is recorded as ``handler_error``. ``permanent`` failures are not retried
+    automatically (R-R4).
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from db.keyring import Keyring, KeyringError
 from dispatch import finalization
 from dispatch.claims import ClaimedRun
 from dispatch.context import (
+    HANDLER_CODES,
     BoundDatasource,
     ChildJob,
     HandlerFailure,
@@ -38,6 +39,8 @@ _STOPPED: Mapping[str, str] = {
     "timeout": "the run took longer than its job's timeout",
     "cancelled": "the run was cancelled",
 }
+_STOP_CODES = ("worker_shutdown", "timeout")
+"""The reasons to stop that are error codes too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,12 @@ def _performed(run: HeldRun, handler: Handler) -> Ending | None:
     except Snooze as snoozed:
         return finalization.snooze(snoozed.delay, run.fresh_progress())
     except RunStopped as stopped:
-        return stopped_by(run, context.stop_reason or stopped.reason)
+        if context.stop_reason is not None:
+            return stopped_by(run, context.stop_reason)
+        # Nobody told the work to stop: it found that it is fenced, or the handler raised this.
+        if stopped.reason == "fenced":
+            return None
+        return _failed(run, "handler_error", f"the handler stopped by itself: {stopped.reason}")
     except BaseException as error:
         if _ends_the_process(error):
             raise
@@ -132,7 +140,7 @@ def _performed(run: HeldRun, handler: Handler) -> Ending | None:
         if isinstance(error, HandlerFailure):
             # A failure that the handler foresaw: its message says it all.
             context.log.error("the run failed: %s", message)
-            return _failed(run, error.code, message, permanent=error.permanent)
+            return _failed(run, _code(error), message, permanent=_is_permanent(error))
         context.log.error("the run failed: %s", type(error).__name__, exc_info=error)
         return _failed(run, "handler_error", f"{type(error).__name__}: {message}")
     outcome = returned if isinstance(returned, Outcome) else Outcome(result=returned)
@@ -156,11 +164,21 @@ def _message(error: BaseException) -> str:
         return f"its message cannot be read ({type(broken).__name__})"
 
 
+def _code(failure: HandlerFailure) -> str:
+    """The code that a handler gave its failure, if that is its to give."""
+    given = getattr(failure, "code", None)  # a class of its own may not have set it
+    return given if isinstance(given, str) and given in HANDLER_CODES else "handler_error"
+
+
+def _is_permanent(failure: HandlerFailure) -> bool:
+    return bool(getattr(failure, "permanent", False))
+
+
 def stopped_by(run: HeldRun, reason: str) -> Ending | None:
     """The end of work that was told to stop, or does not heed it; None where it was fenced."""
     if reason == "fenced":
         return None
-    code = reason if reason in finalization.ERROR_CODES else "handler_error"
+    code = reason if reason in _STOP_CODES else "handler_error"
     return _failed(run, code, _STOPPED.get(reason, f"the run was stopped: {reason}"))
 
 

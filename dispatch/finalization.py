@@ -30,22 +30,6 @@ from dispatch.runlog import RunLog
 
 MAX_RESULT_BYTES = 1024 * 1024
 MAX_MESSAGE = 8_000
-ERROR_CODES = frozenset(
-    {
-        "lease_expired",
-        "worker_lost",
-        "worker_shutdown",
-        "timeout",
-        "handler_error",
-        "permanent",
-        "source_error",
-        "sink_error",
-        "verify_failed",
-        "no_handler",
-        "snapshot_unreadable",
-        "snoozed",
-    }
-)
 WATERMARK_BASIS = ("mode", "source", "sink", "watermark", "tables", "handler")
 """What of a job's definition a watermark rests on: what it reads, where it merges that to, and how.
 
@@ -198,8 +182,6 @@ def failure(
     warning: str | None = None,
 ) -> Ending:
     """The attempt ended without success: FAILED, or by its policy a retry (R-R4)."""
-    if code not in ERROR_CODES:
-        code = "handler_error"
     text = message.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()[:MAX_MESSAGE]
     policy = RetryPolicy.of(claimed.definition)
     delay = policy.next_delay(claimed.attempt, claimed.max_attempts, code, claimed.previous_code)

@@ -14,7 +14,7 @@ import pytest
 from run_support import Recorder, Rows, new_job, run
 from worker_support import PASSWORD, Worker, new_datasource, new_run
 
-from dispatch.context import Outcome, RunContext, Snooze
+from dispatch.context import HandlerFailure, Outcome, RunContext, RunStopped, Snooze
 
 
 @pytest.fixture
@@ -109,6 +109,54 @@ def test_what_a_handler_does_wrong_is_its_failure_and_obeys_its_policy__R_R4(
     assert (found["status"], found["error_code"]) == ("FAILED", "handler_error")
     assert says in found["error_message"]
     assert len(rows("select from job_run")) == 1
+
+
+class Bare(HandlerFailure):
+    def __init__(self) -> None:
+        """Says nothing to its base, so that it has no code."""
+
+    def __str__(self) -> str:
+        return "bare"
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        *(
+            HandlerFailure("chosen", code=code)
+            for code in (
+                "snoozed",
+                "worker_lost",
+                "lease_expired",
+                "worker_shutdown",
+                "timeout",
+                "no_handler",
+                "snapshot_unreadable",
+            )
+        ),
+        HandlerFailure("chosen", code=["source_error"]),  # type: ignore[arg-type]
+        Bare(),
+        RunStopped("snoozed"),
+        RunStopped("worker_lost"),
+        RunStopped("worker_shutdown"),
+        RunStopped("timeout"),
+    ],
+    ids=repr,
+)
+def test_a_handler_cannot_choose_a_code_that_the_system_gives__R_R4__R_R6(
+    rows: Rows, worker: Worker, raised: BaseException
+) -> None:
+    """Else it could be tried again at once, and `snoozed` for ever: no attempt would count."""
+
+    def work(run: RunContext) -> None:
+        raise raised
+
+    run_id = new_run(rows, worker.job("sly", work))
+    assert worker.run(run_id) == [run_id]
+    assert run(rows, run_id)["error_code"] == "handler_error"
+    [following] = rows("select * from job_run where previous_run_id = %s", run_id)
+    assert following["attempt"] == 2
+    assert (following["available_at"] - following["created_at"]).total_seconds() >= 60
 
 
 def test_numbers_of_other_types_are_progress(rows: Rows, worker: Worker) -> None:
