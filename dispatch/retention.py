@@ -34,7 +34,7 @@ def prune(
     batch: int = BATCH,
     actor: str | None = None,
 ) -> Forgotten:
-    """Remove what has outlived its retention, in small batches.
+    """Remove what has outlived its retention, in small batches; no run before its key (R-T5).
 
     ``days`` counts from a run's end by the database's clock; None takes CLAIMCHECK_RETENTION_DAYS,
     and 0 keeps all runs. Begins no batch after ``longest_seconds`` (monotonic; None goes on to the

@@ -3,7 +3,8 @@
 -- negative where it is overdue. Parts and scope are chosen by the caller (R-D6).
 --   schedule   the next fire of a schedule, or the end of its back-off
 --   lease      the next lease to expire, but for runs whose recovery is set aside (R-D9)
---   retention  the first lineage to outlive its retention, by the attempt that ended it
+--   retention  the first lineage to outlive its retention, by the attempt that ended it, and its
+--              idempotency key (R-T5): the first that ended, or the first that no key keeps longer
 --   offer      one row for each queue, job and number of offers that has waiting runs of a job that
 --              may run, with how many of them may start now
 -- `waiting` steps through job_run_offer_due from one such triple to the next, so the cost grows with
@@ -89,15 +90,29 @@ from (
 ) due
 union all
 select 'retention', null, null, null, 0, 0,
-  extract(epoch from due.at - clock_timestamp())::float8 + %(retention)s::float8
+  extract(epoch from due.at - clock_timestamp())::float8
 from (
-  select r.finished_at as at
-  from job_run r
-  where r.finished_at is not null and r.status <> 'RETRY_SCHEDULED'
-    and %(retention)s::float8 > 0
-  order by r.finished_at
-  limit 1
+  select min(first.at) as at
+  from (
+    (select greatest(r.finished_at + make_interval(secs => %(retention)s::float8),
+        (select max(k.expires_at) from trigger_key k where k.run_id = r.root_run_id)) as at
+     from job_run r
+     where r.finished_at is not null and r.status <> 'RETRY_SCHEDULED'
+       and %(retention)s::float8 > 0
+     order by r.finished_at
+     limit 1)
+    union all
+    (select r.finished_at + make_interval(secs => %(retention)s::float8)
+     from job_run r
+     where r.finished_at is not null and r.status <> 'RETRY_SCHEDULED'
+       and %(retention)s::float8 > 0
+       and not exists (select from trigger_key k where k.run_id = r.root_run_id
+         and k.expires_at > r.finished_at + make_interval(secs => %(retention)s::float8))
+     order by r.finished_at
+     limit 1)
+  ) first
 ) due
+where due.at is not null
 union all
 select 'offer', offer.queue, offer.job_id, offer.job, offer.level, offer.room, offer.seconds
 from offer where offer.room > 0 or (offer.level = 0 and offer.seconds > 0);

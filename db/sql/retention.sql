@@ -3,12 +3,16 @@
 -- them (R-S3). A lineage goes as a whole, so that each of its ids resolves as long as one is kept: it
 -- is known by its last attempt, the only one that is not RETRY_SCHEDULED, so that the attempts of a
 -- lineage that lives on stand in front of nothing. The lock keeps a manual retry from going on with
--- it meanwhile. A batch counts attempts; the lineage in which it gets full still goes with it.
+-- it meanwhile. A batch counts attempts; the lineage in which it gets full still goes with it. None
+-- goes before its idempotency key, which is the first attempt's: a repeated trigger still gets that
+-- run (R-T5).
 with ended as materialized (
   select r.id, r.root_run_id, r.finished_at
   from job_run r
   where r.finished_at < statement_timestamp() - make_interval(secs => %(seconds)s::float8)
     and r.status <> 'RETRY_SCHEDULED'
+    and not exists (select from trigger_key k
+      where k.run_id = r.root_run_id and k.expires_at > statement_timestamp())
   order by r.finished_at
   limit %(batch)s::integer
   for update skip locked

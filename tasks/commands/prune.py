@@ -18,7 +18,10 @@ from tasks.commands.console import Output
 )
 @console.command
 def prune(out: Output, days: float | None) -> None:
-    """Remove finished runs and their logs that are older than their retention, in small batches."""
+    """Remove finished runs and their logs that are older than their retention, in small batches.
+
+    A run stays as long as its idempotency key is honoured.
+    """
     control.require_database()
     connection = session.connect("claimcheck prune")
     try:

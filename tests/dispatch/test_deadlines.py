@@ -272,6 +272,23 @@ def test_the_first_run_to_outlive_its_retention_is_a_deadline__R_S3(
     assert see().retention is None
 
 
+def test_a_run_that_its_key_keeps_is_a_deadline_when_the_key_ends__R_T5(
+    see: Any, rows: Rows, recorder: Recorder, configure: Callable[..., Any]
+) -> None:
+    configure(CLAIMCHECK_IDEMPOTENCY_HOURS=8760)
+    day = 86_400
+    new_job(rows, "orders", "allow")
+    kept, other = (
+        submit(recorder.ports, "orders", idempotency_key=key).run_id for key in ("k", None)
+    )
+    for run_id, days in ((kept, 100), (other, 80)):
+        claim(rows, run_id)
+        finish(rows, run_id, ago=days * day)
+    assert 9 * day < wait(see().retention) <= 10 * day
+    rows("delete from job_run where id = %s", other)
+    assert 364 * day < wait(see().retention) <= 365 * day
+
+
 # --- scopes (R-D6) ------------------------------------------------------------------------------
 
 

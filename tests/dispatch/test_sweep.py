@@ -613,6 +613,25 @@ def test_a_living_lineage_is_no_deadline_of_retention__R_D3(
     assert swept.agenda.retention is None
 
 
+def test_no_run_is_forgotten_before_its_key__R_T5(rows: Rows, recorder: Recorder) -> None:
+    new_job(rows, "orders", "allow", max_attempts=2)
+    first = submit(recorder.ports, "orders", idempotency_key="k").run_id
+    old(rows, first, "FAILED")
+    with session.transaction() as connection:
+        last = retry_run(connection, first, actor="someone").run_id
+    old(rows, last)
+    other = submit(recorder.ports, "orders").run_id
+    old(rows, other, days=90.5)
+    with session.connect() as connection:
+        # What is kept stands in front of nothing.
+        assert retention.prune(connection, days=1e-9, batch=1).runs == 1
+        again = submit(recorder.ports, "orders", idempotency_key="k")
+        assert (again.created, again.run_id) == (False, first)
+        rows("update trigger_key set expires_at = clock_timestamp()")
+        assert retention.prune(connection, days=1e-9).runs == 2
+    assert submit(recorder.ports, "orders", idempotency_key="k").created
+
+
 def test_slots_and_keys_are_forgotten_too__R_T5(rows: Rows, recorder: Recorder) -> None:
     set_up_schedule(rows, new_job(rows, "orders"), 60)
     for days in (100, 1):
