@@ -8,7 +8,6 @@ from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 from dispatch.errors import InvalidParameters
-from tasks import wakeup
 
 RUN = frozenset({"countdown", "eta", "priority", "queue", "idempotency_key", "parent_run_id"})
 _IDS = frozenset({"task_id", "run_id"})
@@ -76,9 +75,13 @@ def step(options: Mapping[str, Any]) -> dict[str, Any]:
 def run_id_of_task(task_id: object) -> UUID:
     """The run id that stands for a Celery task id: itself where it is a UUID, else derived from it.
 
-    So a task id of another form resolves as well, and a repetition of it finds the same run (R-T7).
+    A UUID may be spelt in any way that uuid.UUID reads. So a task id of another form resolves as
+    well, and a repetition of it finds the same run (R-T7).
     """
-    return wakeup.uuid_of(task_id) or uuid5(NAMESPACE_OID, f"claimcheck:{task_id}")
+    try:
+        return UUID(str(task_id))
+    except ValueError:
+        return uuid5(NAMESPACE_OID, f"claimcheck:{task_id}")
 
 
 def _as_run_id(task_id: object) -> UUID:

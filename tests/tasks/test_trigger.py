@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -13,7 +14,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from celery import chain, chord, group
-from celery.exceptions import TimeoutError
+from celery.exceptions import TaskRevokedError, TimeoutError
 from support import handlers
 
 from db import session
@@ -141,6 +142,36 @@ def test_task_id_is_the_run_id__R_T7(trigger: Any, job: Any, rows: Any) -> None:
         (wanted, False),
     ]
     assert len(rows("select from job_run")) == 1
+
+
+@pytest.mark.parametrize(
+    "spelt",
+    [
+        lambda wanted: wanted.hex,
+        lambda wanted: str(wanted).upper(),
+        lambda wanted: f"{{{wanted}}}",
+        lambda wanted: wanted.urn,
+    ],
+    ids=["no dashes", "upper case", "braces", "urn"],
+)
+def test_task_id_is_the_run_id_however_it_is_spelt__R_T7(
+    trigger: Any, celery_app: Any, job: Any, rows: Any, spelt: Callable[[UUID], str]
+) -> None:
+    job("noop")
+    wanted, later = uuid4(), uuid4()
+    given = spelt(wanted)
+    first = trigger.apply_async(("noop",), {}, task_id=given)
+    again = trigger.apply_async(("noop",), {}, task_id=str(wanted))
+    assert (first.id, again.id, again.created) == (str(wanted), str(wanted), False)
+    asked = celery_app.AsyncResult(given)
+    assert (asked.name, asked.state) == ("noop", "PENDING")
+    other = trigger.apply_async(("noop",), {}, run_id=spelt(later))
+    assert other.id == str(later)
+    rows(
+        "update job_run set status = 'CANCELLED', finished_at = now(), cancel_requested_at = now()"
+    )
+    with pytest.raises(TaskRevokedError):
+        asked.get(timeout=5)
 
 
 def test_task_id_of_another_form_resolves__R_T7(
