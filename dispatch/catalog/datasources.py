@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 from uuid import uuid4
@@ -18,7 +19,7 @@ from dispatch import audit, catalog
 from dispatch.catalog import jobs
 from dispatch.catalog.changes import SECRET, Change, Difference, audited, differences
 from dispatch.definitions import DatasourceDefinition, parse_datasource
-from dispatch.definitions.documents import DefinitionError, Report
+from dispatch.definitions.documents import DefinitionError, Problem, Report
 from dispatch.definitions.jobdefinition import Connectors
 from dispatch.errors import InUse, NameTaken
 from dispatch.redaction import secrets_of
@@ -152,25 +153,27 @@ def edit(
 ) -> Change | None:
     """Change what ``settings`` names and keep the rest; ``clear`` removes keys, also secret ones.
 
-    None where nothing changes. A connector that is changed starts from ``settings`` alone. Raises
-    UnknownDatasource, EnvelopeError, and DefinitionError with every mistake.
+    None where nothing changes. Another connector keeps the rest too: what it does not take is a
+    mistake until it is cleared, so that no secret goes unasked. Raises UnknownDatasource,
+    EnvelopeError, and DefinitionError with every mistake.
     """
     stored = catalog.datasource(session, name)
     catalog.lock(session, Job, [job.id for job in catalog.jobs_of(session, stored.id)])
     catalog.lock(session, Datasource, [stored.id])
     connector = settings.get("connector", stored.connector)
     own = {key: value for key, value in settings.items() if key != "connector"}
-    kept: dict[str, Any] = {}
-    if connector == stored.connector:
-        kept = open_config(keyring, stored)
+    kept = open_config(keyring, stored)
     unknown = sorted(set(clear) - set(kept))
     if unknown:
         report = Report()
         for key in unknown:
             report.add((key,), f"is not set for datasource {name}, so it cannot be cleared")
         raise DefinitionError(report.problems)
-    kept = {key: value for key, value in kept.items() if key not in clear}
-    wanted = _checked(name, {"connector": connector, **kept, **own}, connectors)
+    kept = {key: value for key, value in kept.items() if key not in clear and key not in own}
+    try:
+        wanted = _checked(name, {"connector": connector, **kept, **own}, connectors)
+    except DefinitionError as error:
+        raise DefinitionError([_with_way_out(found, kept) for found in error.problems]) from None
     if wanted.connector != stored.connector:
         report = Report()
         jobs.check_bindings(session, connectors, {name: wanted.connector}, report)
@@ -180,6 +183,15 @@ def edit(
     if change is not None:
         store(session, stored, wanted, change, keyring, actor)
     return change
+
+
+def _with_way_out(problem: Problem, kept: Collection[str]) -> Problem:
+    """The mistake, with what to do where it is about a setting that the edit did not name."""
+    key = problem.path[0] if problem.path else None
+    if key not in kept:
+        return problem
+    told = f"it is kept from before: remove it with --clear {key}, or give it anew"
+    return replace(problem, message=f"{problem.message}; {told}")
 
 
 def set_enabled(session: Session, name: str, enabled: bool, *, actor: str) -> Change | None:

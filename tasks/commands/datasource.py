@@ -67,7 +67,7 @@ def add(
 
 @datasource.command()
 @click.argument("name")
-@click.option("--connector", help="Another connector; its settings are then given anew.")
+@click.option("--connector", help="Another connector; clear the settings that it does not take.")
 @values.secret_options
 @click.option("--set", "given", multiple=True, metavar="KEY=VALUE", help="A setting, not secret.")
 @click.option("--clear", multiple=True, metavar="KEY", help="Remove a setting or a secret.")

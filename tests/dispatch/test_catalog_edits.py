@@ -64,6 +64,24 @@ def test_a_datasource_is_edited_key_by_key(rows) -> None:
         edit(datasources.edit, OTHER_KEYRING, CONNECTORS, "shop", {"schema": "c"})
 
 
+def test_another_connector_keeps_what_is_not_named_or_cleared(rows) -> None:
+    edit(datasources.add, KEYRING, CONNECTORS, "shop",
+         {"connector": "postgresql", "url": "postgresql://u:p1@h", "schema": "a"})  # fmt: skip
+    with pytest.raises(DefinitionError, match=r"url: must start with sqlite:; .*--clear url") as no:
+        edit(datasources.edit, KEYRING, CONNECTORS, "shop", {"connector": "sqlite"})
+    assert "p1" not in str(no.value)
+    # What is given is judged as it is.
+    with pytest.raises(DefinitionError, match=r"^url: must start with sqlite:$"):
+        edit(datasources.edit, KEYRING, CONNECTORS, "shop", {"connector": "sqlite", "url": "x"})
+    change = edit(
+        datasources.edit, KEYRING, CONNECTORS, "shop", {"connector": "sqlite", "url": "sqlite:x"}
+    )
+    assert [key for key, *_ in keys(change)] == ["connector", "url"]
+    with catalog.reading() as session:
+        shop = catalog.datasource(session, "shop")
+        assert datasources.open_config(KEYRING, shop) == {"url": "sqlite:x", "schema": "a"}
+
+
 def test_a_datasource_in_use_is_not_removed__R_S3(rows) -> None:
     apply(FILE)
     with pytest.raises(InUse, match="is used by orders; remove or rebind that job first"):

@@ -195,6 +195,22 @@ def test_a_datasource_lives_without_showing_its_secret__R_X2(
     assert [row["name"] for row in cli("datasource", "list", "--json").json] == ["other"]
 
 
+def test_a_secret_is_removed_by_clear_alone(cli: Cli, url: str, tmp_path: Path) -> None:
+    cli("datasource", "add", "shop", "--connector", "postgresql", "--url-env", "U", U=url).done()
+    to_file = (
+        "datasource", "edit", "shop", "--connector", "file",
+        "--set", f"path={tmp_path}", "--set", "format=csv",
+    )  # fmt: skip
+    answer = cli(*to_file).failed()
+    assert "datasources.shop.url: is no setting of file" in answer.stderr
+    assert "--clear url" in answer.stderr
+    assert SECRET not in answer.stdout + answer.stderr
+    assert cli("datasource", "show", "shop", "--json").json["config"] == {"url": "***"}
+    cli(*to_file, "--clear", "url").done()
+    shown = cli("datasource", "show", "shop", "--json").json
+    assert shown["config"] == {"path": str(tmp_path), "format": "csv"}
+
+
 def test_a_secret_on_the_command_line_is_refused__R_X2(cli: Cli, url: str) -> None:
     add = ("datasource", "add", "shop", "--connector", "postgresql")
     answer = cli(*add, "--set", f"url={url}").failed(2)
