@@ -52,6 +52,7 @@ update job_run set status = 'RUNNING', lease_token = gen_random_uuid(), executor
   lease_until = clock_timestamp() + interval '1 minute', heartbeat_at = clock_timestamp(),
   fence = nextval('fence_seq'), started_at = clock_timestamp(), job_snapshot = '{}',
   source_snapshot = %(envelope)s, source_datasource_id = %(datasource)s,
+  sink_snapshot = %(envelope)s, sink_datasource_id = %(datasource)s,
   datasources_resolved_at = clock_timestamp()
 where id = %(run)s
 """
@@ -326,6 +327,20 @@ def test_a_data_key_may_be_rewrapped_and_nothing_else__R_X3(
             "update job_run set source_snapshot = %s where id = %s",
             (json.dumps({**rewrapped, "ciphertext": "b3RoZXI="}), run),
         )
+
+
+@pytest.mark.parametrize("state", [JobRunStatus.RUNNING, JobRunStatus.SUCCEEDED])
+@pytest.mark.parametrize("column", ["source_snapshot", "sink_snapshot"])
+@pytest.mark.parametrize("key", ["wrapped_key", "key_version"])
+@pytest.mark.parametrize("without", ["{0} - '{1}'", """{0} || '{{"{1}": null}}'"""])
+def test_a_data_key_is_not_taken_away__R_S2__R_X3(
+    connection: Connection, job: UUID, state: JobRunStatus, column: str, key: str, without: str
+) -> None:
+    run_in(connection, job, state)
+    with pytest.raises(errors.CheckViolation, match="never removed"):
+        connection.execute(f"update job_run set {column} = {without.format(column, key)}")  # type: ignore[arg-type]  # noqa: S608
+    row = connection.execute("select source_snapshot, sink_snapshot from job_run").fetchone()
+    assert row == {"source_snapshot": ENVELOPE, "sink_snapshot": ENVELOPE}
 
 
 def test_times_may_be_moved_by_hand__R_S2(connection: Connection, job: UUID) -> None:
