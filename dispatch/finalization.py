@@ -252,7 +252,7 @@ class RunFinalizationService:
             try:
                 finished = self._write(link, claimed, asked, log)
                 if finished is None and is_uncertain:
-                    finished = self._told_by_token(link, claimed, ending)
+                    finished = self._told_by_token(link, asked, ending)
                 return finished
             except (psycopg.errors.LockNotAvailable, TriggerBusy):
                 pass  # someone holds the row; it is ours to finish as soon as they let go
@@ -376,9 +376,11 @@ class RunFinalizationService:
             log.stored(delta)
         return Finished.of(row, asked["delay"], following)
 
-    def _told_by_token(self, link: Link, claimed: ClaimedRun, ending: Ending) -> Finished | None:
-        """Whether an unanswered finish had landed, or someone else's came before it."""
-        row = link.row(_SQL["finish_by_token"], {"run_id": claimed.id, "token": claimed.token})
+    def _told_by_token(
+        self, link: Link, asked: Mapping[str, Any], ending: Ending
+    ) -> Finished | None:
+        """How the run ended where an unanswered finish had landed; None where another was first."""
+        row = link.row(_SQL["finish_by_token"], asked)
         if row is None:
             return None
         # Its wake-ups may have gone with the answer; one too many is only a hint.
@@ -387,7 +389,7 @@ class RunFinalizationService:
             ending.status,
             ending.error_code,
         ):
-            return None  # the lease ran out meanwhile, and the run was recovered
+            return None  # the heartbeat recorded and told of another end before (R-K3)
         return found
 
 

@@ -95,14 +95,17 @@ select e.id, e.job_id, e.job_name as job, e.root_run_id, e.previous_run_id, e.at
 from (select) always left join ended e on true;
 
 -- name: finish_by_token
--- How an attempt ended whose finish got no answer: told by its token (R-R7). Same columns as `finish`.
+-- How an attempt ended whose finish got no answer, told by its token (R-R7). Same columns as `finish`.
+-- No row where `actor` did not record that end: recovery came first and has told of it (R-F1).
 select e.id, e.job_id, e.job_name as job, e.root_run_id, e.previous_run_id, e.attempt, e.queue,
   e.priority, e.status, e.error_code, e.error_message, e.rows_processed, e.committed_watermark,
   e.chain, e.exclusive, e.slot_key,
   extract(epoch from e.finished_at - e.started_at)::float8 as runtime,
   (select n.id from job_run n where n.previous_run_id = e.id) as next_run_id
 from job_run e
-where e.id = %(run_id)s::uuid and e.lease_token = %(token)s::uuid and e.finished_at is not null;
+where e.id = %(run_id)s::uuid and e.lease_token = %(token)s::uuid and e.finished_at is not null
+  and exists (select from audit_event a
+    where a.run_id = e.id and a.action = 'run.finish' and a.actor = %(actor)s::text);
 
 -- name: offer_freed
 -- The next run that waited for what an attempt held, its job's turn or its concurrency slot, in each

@@ -288,7 +288,7 @@ def test_every_hot_statement_reads_few_rows_by_its_index__R_C3__R_C4(table: Tabl
     marked = a_finish(run_id, token, watermark="5", watermark_type="bigint")
     check(table.explain("finish", marked), {"job_run": {"job_run_pkey"}, "job": {"job_pkey"}}, 150)
     check(
-        table.explain("finish_by_token", {"run_id": run_id, "token": token}),
+        table.explain("finish_by_token", {"run_id": run_id, "token": token, "actor": "host:1:n:5"}),
         {"job_run": {"job_run_pkey", "job_run_one_replacement"}},
         20,
         1,

@@ -20,6 +20,7 @@ from dispatch.context import RunContext
 from dispatch.errors import DatabaseUnavailable
 from dispatch.lifecycle import JobRunStatus
 from dispatch.ports import Ports, RunEvent
+from dispatch.recovery import recover_run
 from dispatch.retry import retry
 
 
@@ -146,6 +147,60 @@ def test_a_finish_that_was_recovered_meanwhile_is_fenced__R_R7__R_F1(
     assert (found["status"], found["error_code"]) == ("FAILED", "lease_expired")
     assert [event.kind for event in worker.events] == ["received", "started"]
     assert not rows("select 1 from audit_event where action = 'run.finish'")
+
+
+def test_a_cancellation_that_recovery_recorded_is_not_told_again__R_R7__R_F1(
+    database: str, rows: Rows, recorder: Recorder, cutter: Proxy
+) -> None:
+    def work(run: RunContext) -> str:
+        def seen(data: bytes) -> bool:
+            if b"update job_run r" not in data:
+                return False
+            rows(
+                """update job_run set status = 'CANCEL_REQUESTED',
+                     cancel_requested_at = clock_timestamp(), lease_until = clock_timestamp()
+                   where id = %s""",
+                run.id,
+            )
+            with psycopg.connect(database) as beat:
+                assert recover_run(beat, run.id) is not None
+            return True
+
+        cutter.cut_when(seen, answered=False)
+        return "done"
+
+    worker = Worker(rows, recorder)
+    try:
+        run_id = new_run(rows, worker.job("orders", work))
+        worker.run(run_id)
+    finally:
+        worker.close()
+    assert run(rows, run_id)["status"] == "CANCELLED"
+    assert [event.kind for event in worker.events] == ["received", "started"]
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
+def test_a_cancellation_whose_answer_was_lost_is_told_once__R_R7(
+    rows: Rows, recorder: Recorder, cutter: Proxy, answered: bool
+) -> None:
+    def work(run: RunContext) -> str:
+        rows(
+            """update job_run set status = 'CANCEL_REQUESTED',
+                 cancel_requested_at = clock_timestamp() where id = %s""",
+            run.id,
+        )
+        cutter.cut_when(sends(b"update job_run r"), answered=answered)
+        return "done"
+
+    worker = Worker(rows, recorder)
+    try:
+        run_id = new_run(rows, worker.job("orders", work))
+        worker.run(run_id)
+    finally:
+        worker.close()
+    assert cutter.cuts == 1
+    assert run(rows, run_id)["status"] == "CANCELLED"
+    assert [event.kind for event in worker.events] == ["received", "started", "cancelled"]
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
