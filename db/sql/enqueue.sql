@@ -184,7 +184,7 @@ order by asked.position;
 -- A step that cannot be created ends its chain: each step that is lost has one record under the id
 -- that was handed out for it, so that whoever asks for that id is told why (R-X4, R-T7).
 insert into audit_event (actor, action, subject_type, subject, run_id, outcome, detail)
-select 'chain', 'run.trigger', 'run', lost.step->>'job', (lost.step->>'run_id')::uuid, 'refused',
+select 'chain', 'run.trigger', 'run', lost.step->>'job', (lost.step->>'run_id')::uuid, 'lost',
   jsonb_build_object('reason', %(reason)s::text, 'after', %(after)s::uuid,
     'steps_lost', jsonb_array_length(%(lost)s::jsonb))
 from jsonb_array_elements(%(lost)s::jsonb) with ordinality as lost (step, position)
@@ -206,6 +206,6 @@ select a.detail->>'after' as after, a.detail->>'reason' as reason,
   (a.detail->>'steps_lost')::integer as steps_lost
 from audit_event a
 where a.run_id = any(array(select step.run_id from step))
-  and a.action = 'run.trigger' and a.outcome = 'refused'
+  and a.action = 'run.trigger' and a.outcome = 'lost'
 group by a.detail
 order by min(a.id);

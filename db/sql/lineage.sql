@@ -35,7 +35,7 @@ union all
        null, a.at, null, 'chain_broken',
        format('the chain broke after run %%s: %%s', a.detail->>'after', a.detail->>'reason'), null
 from audit_event a
-where a.run_id = %(run_id)s::uuid and a.action = 'run.trigger' and a.outcome = 'refused'
+where a.run_id = %(run_id)s::uuid and a.action = 'run.trigger' and a.outcome = 'lost'
 order by a.id
 limit 1)
 limit 1;

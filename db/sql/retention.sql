@@ -36,14 +36,14 @@ with ended as materialized (
 ), unaudited as (
   delete from audit_event where run_id = any(array(select forgotten.id from forgotten))
   returning id
-), unrefused as (
+), unlost as (
   delete from audit_event
-  where run_id = any(array(select lost.run_id from lost)) and outcome = 'refused'
+  where run_id = any(array(select lost.run_id from lost)) and outcome = 'lost'
     and detail->>'after' = any(array(select forgotten.id::text from forgotten))
   returning id
 )
 select (select count(*) from forgotten) as removed,
-  (select count(*) from unaudited) + (select count(*) from unrefused) as records;
+  (select count(*) from unaudited) + (select count(*) from unlost) as records;
 
 -- name: record_prune
 -- Note in the one record of a prune that somebody asked for how many runs it has removed so far, in

@@ -141,7 +141,7 @@ def test_a_step_whose_job_is_gone_ends_the_chain_and_says_so__R_X4(
     first = submit(recorder.ports, "extract", chain=steps([Step("load"), Step("report")]))
     rows("delete from job where name = 'load'")
     assert succeed(rows, first.run_id) == []
-    records = rows("select * from audit_event where outcome = 'refused' order by id")
+    records = rows("select * from audit_event where outcome = 'lost' order by id")
     assert [record["subject"] for record in records] == ["load", "report"]
     for record in records:
         assert record["detail"] == {
