@@ -204,6 +204,58 @@ def test_a_number_that_is_none_does_not_end_the_reads__R_F3(
     assert caught.value.permanent
 
 
+LAGGING = [("timestamp", {}), ("date", {}), ("timestamptz", {"lag": 60}), ("bigint", {"lag": 0})]
+
+
+@pytest.mark.parametrize(("type_", "more"), LAGGING)
+def test_a_read_that_finds_no_row_leaves_the_bound_where_it_is__R_F3(
+    source: Database, sink: Database, job: Make, type_: str, more: dict[str, int]
+) -> None:
+    """A present time or the like in its place would lie above what is inserted later."""
+    for database in (source, sink):
+        database.execute(f"create table t (id int primary key, mark {type_})")
+    values = ("1", "2") if type_ == "bigint" else ("2020-01-01", "2020-01-02")
+    task = job("incremental", watermark="mark", **more)
+    assert task.run().watermark is None
+    source.execute("insert into t values (1, null)")
+    assert task.run().watermark is None
+    source.execute("insert into t values (2, %s)", values[0])
+    bound = task.run().watermark
+    assert bound is not None
+    source.execute("delete from t")
+    task.run()
+    assert task.watermark == bound
+    source.execute("insert into t values (3, %s)", values[1])
+    task.run()
+    assert sink.execute("select id from t order by id") == [(1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize("type_", ["timestamp", "date"])
+@pytest.mark.parametrize("endless", ["infinity", "-infinity"])
+def test_an_endless_time_does_not_count_for_the_bound__R_F3(
+    source: Database, sink: Database, job: Make, type_: str, endless: str
+) -> None:
+    for database in (source, sink):
+        database.execute(f"create table t (id int primary key, mark {type_})")
+    source.execute("insert into t values (1, %s)", endless)
+    task = job("incremental", watermark="mark")
+    assert task.run().watermark is None
+    source.execute("insert into t values (2, '2020-01-03')")
+    assert (task.run().watermark or "")[:10] == "2020-01-02"
+    assert sink.execute("select id from t order by id") == [(1,), (2,)]
+
+
+def test_a_part_of_a_unit_of_lag_is_a_unit__R_F3(
+    source: Database, sink: Database, job: Make
+) -> None:
+    for database in (source, sink):
+        database.execute("create table t (id int primary key, mark numeric)")
+    source.execute("insert into t values (1, 1.5)")
+    outcome = job("incremental", watermark="mark", lag=0.9).run()
+    assert outcome.watermark == "0.5"
+    assert "from 1 below the highest" in outcome.result["warnings"][0]
+
+
 def test_an_xid8_watermark_is_safe__R_F3(source: Database, sink: Database, job: Make) -> None:
     for database in (source, sink):
         database.execute(

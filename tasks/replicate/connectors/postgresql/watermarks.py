@@ -9,6 +9,7 @@ nothing. Where it cannot be known, nothing is guessed: the job must say a lag.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -53,13 +54,18 @@ select exists (select from pg_catalog.pg_subscription_rel
                                  from unnest(%s::text[]) name))
 """
 
+# No row has no bound: ``least`` alone would pass the absent maximum by and take the present time.
+# What is infinite is no time of a change.
 _LAGGING_TIME = sql.SQL("""
-select (least(max({column}), {now}) - make_interval(secs => {lag}))::{type}::text {source}
+select case when newest is not null
+  then (least(newest, {now}) - make_interval(secs => {lag}))::{type}::text end
+from (select max({column}) as newest from (select {column} {source}) times
+      where {column} > '-infinity' and {column} < 'infinity') finite
 """)
-_LAGGING_NUMBER = sql.SQL("select (max({column}) - {lag})::{type}::text {source}")
+_LAGGING_NUMBER = sql.SQL("select (max({column})::numeric - {lag})::text {source}")
 # PostgreSQL takes NaN for greater than every number, and nothing lies above it.
 _LAGGING_DECIMAL = sql.SQL("""
-select (max({column}) - {lag})::{type}::text
+select (max({column}) - {lag})::text
 from (select {column} {source}) numbers where {column} < {end}
 """)
 _NO_BOUNDS = frozenset({"NaN", "Infinity"})
@@ -112,14 +118,13 @@ def _bound(
     if typname in _TIMES:
         return _lagging_time(connection, source, column, lag)
     if column.type.kind in (Kind.INTEGER, Kind.DECIMAL):
-        units = DEFAULT_LAG_UNITS if lag is None else lag
+        units = DEFAULT_LAG_UNITS if lag is None else math.ceil(lag)
         finite = column.type.kind is Kind.INTEGER
         # Before version 14 a numeric has no infinity.
         end = "Infinity" if connection.info.server_version >= 140000 else "NaN"
         statement = (_LAGGING_NUMBER if finite else _LAGGING_DECIMAL).format(
             column=sql.Identifier(column.name),
-            lag=sql.Literal(int(units)),
-            type=sql.SQL("numeric"),
+            lag=sql.Literal(units),
             end=sql.SQL("{}::numeric").format(sql.Literal(end)),
             source=source,
         )
@@ -128,7 +133,7 @@ def _bound(
         return Bound(
             row[0] if row else None,
             kind,
-            f"watermark {column.name} is a number: rows are read again from {units:g} below the "
+            f"watermark {column.name} is a number: rows are read again from {units} below the "
             "highest one; a row that commits later than that is missed",
         )
     raise SourceError(
