@@ -111,6 +111,31 @@ def test_a_table_that_ignores_conflicts_is_not_obeyed(harness):
         write(harness, "t", [(1, "new")])
 
 
+@pytest.mark.parametrize("clause", ["ignore", "replace", "fail", "rollback"])
+@pytest.mark.parametrize(
+    ("column", "row", "says"),
+    [
+        ("v text unique on conflict {}", (1, "c"), r"UNIQUE constraint failed: t\.v"),
+        ("v text not null on conflict {} default 'x'", (1, None), r"NOT NULL .* failed: t\.v"),
+    ],
+)
+@pytest.mark.parametrize("how", ["merge", "diff"])
+def test_nor_is_it_when_a_row_changes(harness, clause, column, row, says, how):
+    """Ignored, an update would be counted as done; replaced, it would remove another row."""
+    harness.sql(f"create table t (id integer primary key, {column.format(clause)})")
+    harness.sql("insert into t values (1, 'a'), (2, 'c')")
+    mode = {"merge": "incremental", "diff": "complete-atomic"}[how]
+    load = load_of(harness, "t", mode=mode, how=how)
+    with SQLite().sink(harness.config) as sink:
+        sink.stage(load)
+        sink.write(load, batches([row, (2, "c")]), staging=True)
+        sink.begin(load)
+        with pytest.raises(SinkError, match=says):
+            sink.publish(load)
+        sink.rollback()
+    assert harness.rows("t") == [(1, "a"), (2, "c")]
+
+
 def test_a_constraint_error_names_the_column_and_no_value(harness):
     harness.sql("create table t (id integer primary key, v text not null)")
     with pytest.raises(SinkError, match=r"NOT NULL constraint failed: t\.v") as caught:

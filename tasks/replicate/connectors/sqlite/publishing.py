@@ -14,7 +14,7 @@ _STAGE = "create temp table {name} ({columns})"
 _INDEX = "create index temp.{name} on {stage} ({columns})"
 _UNSTAGE = "drop table if exists {stage}"
 _EMPTY = "delete from {target}"
-# Says ABORT, because a table may have been declared to ignore or replace what conflicts.
+# What writes says ABORT, because a table may be declared to ignore or replace what conflicts.
 _FILL = "insert or abort into {target} ({columns}) select {columns} from {stage}"
 _NULL_KEYS = "select count(*) from {stage} where {nulls}"
 _DOUBLED = """
@@ -33,7 +33,7 @@ delete from {stage} where rowid in (
 """
 _STAGED = "select count(*) from {stage}"
 _CHANGE = """
-update {target} as t set {assigned} from {stage} as s where {matched} and ({differs})
+update or abort {target} as t set {assigned} from {stage} as s where {matched} and ({differs})
 """
 _ADD = """
 insert or abort into {target} ({columns})
