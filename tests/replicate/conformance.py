@@ -278,6 +278,28 @@ class SinkConformance:
         if way is not None and way not in capabilities.atomic:
             pytest.skip(f"no way {way}")
 
+    def test_the_target_is_known_among_what_a_source_reads(self, harness: Harness) -> None:
+        connector = harness.connector
+        if not connector.capabilities.source_modes:
+            pytest.skip("this connector is no source")
+        table = harness.make("target", {"id": harness.key_type}, [(1,)], key=["id"])
+        other = harness.make("other", {"id": harness.key_type}, [(1,)], key=["id"])
+        with connector.sink(harness.config) as sink:
+            relation = sink.describe(split_name(table))
+            assert relation is not None
+            written = sink.writes(relation)
+        requests = {ReadRequest(table=split_name(table)): True}
+        requests[ReadRequest(table=split_name(other))] = False
+        if connector.capabilities.queries:
+            query = "select id from other where id < (select max(id) from target)"
+            where = query.partition(" where ")[2]
+            requests[ReadRequest(query=query)] = True
+            requests[ReadRequest(table=split_name(other), where=where)] = True
+        with connector.source(harness.config) as source:
+            for request, reads in requests.items():
+                source.describe(request)
+                assert (written in source.reads(request)) is reads, request
+
     def test_every_kind_is_stored_as_it_is(self, harness: Harness) -> None:
         columns = {"id": harness.key_type} | {s.name: s.native for s in harness.samples}
         cells = [s.cells for s in harness.samples]

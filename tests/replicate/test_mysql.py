@@ -23,6 +23,7 @@ from mysql_kit import (
     a_database,
     write,
 )
+from replication_kit import Job, definition
 
 from tasks.replicate import checksum
 from tasks.replicate.connector import (
@@ -36,7 +37,7 @@ from tasks.replicate.connector import (
     SinkError,
     SourceError,
 )
-from tasks.replicate.connectors.mysql import MySQL, loading, types
+from tasks.replicate.connectors.mysql import MySQL, loading, mentions, types
 
 
 @pytest.fixture(params=DRIVERS)
@@ -79,6 +80,48 @@ class TestMySQLSinkWithoutLoadData(SinkConformance):
         monkeypatch.setattr(loading, "allowed", lambda session: False)
         with a_database() as made:
             yield made
+
+
+@pytest.mark.parametrize("reads", ["t", "part", "parts", "query"])
+def test_a_table_is_not_replicated_onto_itself(harness, reads):
+    harness.make("t", {"id": "int"}, [(1,), (2,)], key=["id"])
+    harness.make("other", {"id": "int"}, key=["id"])
+    harness.sql("create view part as select m.id from other o right join t m using (id)")
+    harness.sql("create view parts as select id from part where id = 1 union select 3")
+    query = "select o.id, 1 from `other` o, (select id from t where id = 1) k"
+    source = {"query": query} if reads == "query" else {"table": reads}
+    job = Job(
+        harness.config,
+        {"url": f"{harness.config['url']}?charset=utf8"},
+        definition(source, {"table": "t"}, "complete"),
+        connectors=("mysql", "mysql"),
+    )
+    with pytest.raises(SinkError, match="t is both source and sink") as caught:
+        job.run()
+    assert caught.value.permanent
+    assert harness.rows("t") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("statement", "names"),
+    [
+        ("select a, b from t x, u as y where x.c in (c, d)", "db.t db.u"),
+        ("select f(a, b), 'from no', \"from no\" from `s``1` . `from` -- from no", "s`1.from"),
+        ("select t.from, x from ((a join b.c on(a.i = b.j)) left join d using (e, f), g)",
+         "db.a b.c db.d db.g"),
+        ("select 1 from t use index (i, j) where exists (select 1 from u, v) order by k, l",
+         "db.t db.u db.v"),
+        ("with c as (select * from t) select * from (select * from c) k, u for update",
+         "db.c db.t db.u"),
+        ("select 1 from a # from no\n, b /* from no */ /*!50000 join c */ limit 1, 2",
+         "db.a db.b db.c"),
+        ("select 1 from a, lateral (select 1 from b) k, e union table d", "db.a db.b db.d db.e"),
+        ("select 1 from a where b = 'it\\'s' and c in (select 1 from d) ) from", "db.a db.d"),
+    ],
+)  # fmt: skip
+def test_the_tables_that_a_statement_names(statement, names):
+    found = {place for place in mentions.named(statement, "db") if place[1] != "lateral"}
+    assert found == {tuple(name.rsplit(".", 1)) for name in names.split()}
 
 
 def test_a_read_sees_one_state_although_others_write(harness):

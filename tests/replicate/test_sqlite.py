@@ -71,6 +71,31 @@ def test_a_sink_table_that_differs_by_case_only_is_named(harness, create):
     assert harness.sql("select id from UPPER") == [(1,)]
 
 
+@pytest.mark.parametrize("reads", ["t", "part", "parts"])
+@pytest.mark.parametrize("link", ["symbolic", "hard", "spelling"])
+def test_a_table_is_not_replicated_onto_itself(harness, link, reads):
+    harness.make("t", {"id": "INTEGER"}, [(1,), (2,)], key=["id"])
+    harness.sql("create view part as select id from T where id = 1")
+    harness.sql("create view parts as select p.id from part p left join part o on o.id = p.id")
+    other = harness.path.with_name("other.db")
+    if link == "symbolic":
+        other.symlink_to(harness.path)
+    elif link == "hard":
+        other.hardlink_to(harness.path)
+    else:
+        other = harness.path.parent / "." / ".." / harness.path.parent.name / harness.path.name
+    job = Job(
+        harness.config,
+        {"url": f"sqlite:///{other}?timeout=3"},
+        definition({"table": reads}, {"table": "t"}, "complete"),
+        connectors=("sqlite", "sqlite"),
+    )
+    with pytest.raises(SinkError, match="t is both source and sink") as caught:
+        job.run()
+    assert caught.value.permanent
+    assert harness.sql("select id from t") == [(1,), (2,)]
+
+
 def test_a_missing_source_file_is_named_and_not_made(tmp_path):
     config = {"url": f"sqlite:///{tmp_path}/none.db"}
     with pytest.raises(SourceError, match=r"none\.db does not exist"):

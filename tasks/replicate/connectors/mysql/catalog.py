@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from tasks.replicate.connector import Column, Kind, Relation, TableName
@@ -38,6 +39,11 @@ select index_name, column_name, sub_part, nullable, collation
 from information_schema.statistics
 where table_schema = {schema} and table_name = {name} and non_unique = 0
 order by index_name <> 'PRIMARY', index_name, seq_in_index
+"""
+# Which server this is, whatever it is called in a URL; each product knows some of them.
+_SERVER = """
+show global variables where variable_name in
+  ('server_uuid', 'server_uid', 'hostname', 'port', 'datadir', 'lower_case_table_names')
 """
 _FROM_QUERY = "(\n{query}\n) claimcheck_query"
 _NO_ROWS = "select * from {source} limit 0"
@@ -104,6 +110,14 @@ def near(session: Session, schema: str, name: str) -> str | None:
         if other.lower() == name.lower():
             return str(other)
     return None
+
+
+def identities(session: Session, places: Iterable[tuple[str, str]]) -> frozenset[Any]:
+    """Values for tables, given by database and name, that are equal where the tables are one."""
+    server = dict(session.rows(_SERVER))
+    folds = server.get("lower_case_table_names", "0") != "0"
+    names = ((s.lower(), t.lower()) if folds else (s, t) for s, t in places)
+    return frozenset((*sorted(server.items()), *name) for name in names)
 
 
 def tables(session: Session) -> list[TableName]:

@@ -74,6 +74,11 @@ class MySQLSink(Sink):
     def describe(self, table: TableName) -> Relation | None:
         return catalog.describe(self._session, *self._place(table))
 
+    def writes(self, relation: Relation) -> Any:
+        place = (relation.detail["schema"], relation.detail["table"])
+        (found,) = catalog.identities(self._session, [place])
+        return found
+
     def _place(self, table: TableName) -> tuple[str, str]:
         try:
             return catalog.split(self._session, table)

@@ -19,7 +19,7 @@ from tasks.replicate.connector import (
     TableName,
 )
 from tasks.replicate.connectors import lags
-from tasks.replicate.connectors.mysql import catalog, types, values
+from tasks.replicate.connectors.mysql import catalog, mentions, types, values
 from tasks.replicate.connectors.mysql.session import Session, identifier, literal
 from tasks.replicate.names import join_name
 
@@ -76,6 +76,10 @@ class MySQLSource(Source):
                 permanent=True,
             )
         return relation
+
+    def reads(self, request: ReadRequest) -> frozenset[Any]:
+        read = mentions.tables(self._session, _from(request, None))
+        return catalog.identities(self._session, read)
 
     def tables(self) -> list[TableName]:
         return catalog.tables(self._session)

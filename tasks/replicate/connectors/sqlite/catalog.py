@@ -63,6 +63,7 @@ def describe(session: Session, name: str) -> Relation | None:
     columns, primary = _columns(session, name, "main", strict, without_rowid)
     unique = _unique(session, name, columns) if kind == "table" else []
     detail = {
+        "table": name,
         "type": kind,
         "unique": unique,
         "virtual": bool(re.match(r"\s*create\s+virtual", definition or "", re.IGNORECASE)),
@@ -82,6 +83,11 @@ def describe_query(session: Session, query: str) -> Relation:
     finally:
         session.execute(_DROP_VIEW.format(view=identifier(view)))
     return Relation(tuple(columns))
+
+
+def identity(session: Session, name: str) -> tuple[int, int, str]:
+    """A value for a table that is equal where the file is one and the same, by whatever path."""
+    return (*session.file(), name)
 
 
 def near(session: Session, name: str) -> str | None:

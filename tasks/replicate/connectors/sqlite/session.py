@@ -110,6 +110,12 @@ class Session:
         """From here on refuse to change anything."""
         self.execute("pragma query_only = on")
 
+    def file(self) -> tuple[int, int]:
+        """The file's device and number there, which are the same by every path to it."""
+        with self._errors():
+            found = self.path.stat()
+        return found.st_dev, found.st_ino
+
     # Statements
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
@@ -128,6 +134,27 @@ class Session:
             except (sqlite3.Error, OverflowError, UnicodeError) as error:
                 self._raise(error)
             time.sleep(_NAP_SECONDS)
+
+    def tables_of(self, statement: str, parameters: Sequence[Any] = ()) -> set[str]:
+        """The file's tables and views that a statement reads, through views as deep as they lie.
+
+        The statement is prepared, not run.
+        """
+        found: set[str] = set()
+
+        def look(
+            action: int, table: str | None, column: str | None, database: str | None, by: str | None
+        ) -> int:
+            if action == sqlite3.SQLITE_READ and database == "main" and table is not None:
+                found.add(table)
+            return sqlite3.SQLITE_OK
+
+        self._connection.set_authorizer(look)
+        try:
+            self.execute(f"explain {statement}", parameters).close()
+        finally:
+            self._connection.set_authorizer(None)
+        return found
 
     def insert(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         """Run an INSERT for every row; a text that is no Unicode passes as UnicodeError."""

@@ -78,6 +78,9 @@ class SQLiteSink(Sink):
             )
         return found
 
+    def writes(self, relation: Relation) -> Any:
+        return catalog.identity(self._session, relation.detail["table"])
+
     def fit(self, source: Column, sink: Column, dialect: str) -> Fit:
         """Between SQLite files a value stays as it is where the affinity does."""
         if dialect == self.dialect and source.detail["affinity"] == sink.detail["affinity"]:

@@ -77,6 +77,11 @@ class SQLiteSource(Source):
             )
         return relation
 
+    def reads(self, request: ReadRequest) -> frozenset[Any]:
+        source, parameters = _from(request, None)
+        read = self._session.tables_of(_TRY.format(source=source), parameters)
+        return frozenset(catalog.identity(self._session, name) for name in read)
+
     def tables(self) -> list[TableName]:
         return catalog.tables(self._session)
 
