@@ -21,6 +21,7 @@ GENERAL_KEYS = frozenset(
 )
 """Keys that every job may have and that are not replication's own; ``parse`` passes them by."""
 
+_MOST_LAG = 2**63 - 1
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi)?b?(?:/s)?", re.IGNORECASE)
 _FACTOR = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -131,8 +132,13 @@ class ReplicationSpec(_Part):
             value = value.strip()
             if not re.fullmatch(r"\d+(\.\d+)?", value):
                 return parse_duration(value).total_seconds()
-        if isinstance(value, bool) or (isinstance(value, int | float) and value < 0):
-            raise ValueError("must be a duration or a number, not below zero")
+            value = float(value)
+        if isinstance(value, bool) or (
+            isinstance(value, int | float) and not 0 <= value <= _MOST_LAG
+        ):
+            raise ValueError(
+                f"must be a duration, or a number (of seconds or units) from 0 to {_MOST_LAG}"
+            )
         return value
 
     @field_validator("bandwidth", mode="before")

@@ -245,6 +245,16 @@ def test_an_endless_time_does_not_count_for_the_bound__R_F3(
     assert sink.execute("select id from t order by id") == [(1,), (2,)]
 
 
+def test_a_lag_of_more_than_a_century_is_refused_by_column__R_F3(
+    source: Database, sink: Database, job: Make
+) -> None:
+    for database in (source, sink):
+        database.execute("create table t (id int primary key, mark timestamp)")
+    with pytest.raises(SourceError, match="watermark mark is a time, and lag is longer") as caught:
+        job("incremental", watermark="mark", lag=1e15).run()
+    assert caught.value.permanent
+
+
 def test_a_part_of_a_unit_of_lag_is_a_unit__R_F3(
     source: Database, sink: Database, job: Make
 ) -> None:

@@ -214,6 +214,35 @@ def test_watermarks_lag_behind_the_greatest_value__R_F3(one):
             source.bound(request, text, 10)
 
 
+@pytest.mark.parametrize(("native", "lag"), [("datetime", None), ("date", None), ("date", 1e300)])
+def test_times_that_no_lag_lies_below_are_refused_or_leave_the_bound__R_F3(one, native, lag):
+    one.make("t", {"w": native}, [("0001-01-01",)])
+    with MySQL().source(one.config) as source:
+        request = ReadRequest(table=("t",), watermark="w")
+        (column,) = source.describe(request).columns
+        if lag is not None:
+            with pytest.raises(SourceError, match="watermark w is a time, and lag is longer"):
+                source.bound(request, column, lag)
+            return
+        assert source.bound(request, column, lag).value is None
+        one.sql("set sql_mode = ''")
+        one.sql("update t set w = '0000-00-00'")
+        with pytest.raises(SourceError, match="watermark w: its highest value is no") as caught:
+            source.bound(request, column, lag)
+        assert caught.value.permanent
+
+
+def test_a_long_number_bounds_exactly__R_F3(one):
+    most = "9" * 34 + "7." + "9" * 29 + "7"
+    one.make("t", {"id": "int", "w": "decimal(65,30)"}, [(1, most)], key=["id"])
+    with MySQL().source(one.config) as source:
+        request = request_for(source, "t", watermark="w")
+        bound = source.bound(request, request.columns[1].source, 0)
+        assert bound.value == most
+        request = replace(request, since=bound.value)
+        assert read_all(source, request) == [(1, most)]
+
+
 def test_since_reads_times_and_numbers_from_the_bound_on__R_F3(one):
     rows: list[Row] = [
         (1, "2026-01-01 09:59:59.000000+00", "1.50"),

@@ -143,6 +143,17 @@ def test_a_table_onto_itself_is_refused_where_both_sides_say_the_same() -> None:
     ReplicationSpec.parse(definition({"table": "t"}, {"table": "t"}, "complete"))
 
 
+@pytest.mark.parametrize(
+    "lag", [-1, 1e300, float("inf"), float("nan"), "9" * 400, "1000000d", True]
+)
+def test_a_lag_that_cannot_be_is_a_mistake_of_the_definition(lag: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        ReplicationSpec.parse(
+            definition({"table": "t"}, {"table": "t"}, "incremental", watermark="at", lag=lag)
+        )
+    assert [problem.key for problem in caught.value.problems] == ["lag"]
+
+
 def test_the_watermarks_bound_is_stated__R_F3() -> None:
     spec = ReplicationSpec.parse(
         definition({"table": "t"}, {"table": "t"}, "incremental", watermark="at", lag="90s")

@@ -313,6 +313,49 @@ def test_a_watermark_in_another_form_is_refused_not_missed__R_F3(harness, native
         bound_of(harness)
 
 
+@pytest.mark.parametrize(
+    ("native", "value"),
+    [
+        ("TIMESTAMP", "2026-02-30 00:00:00"),
+        ("TIMESTAMP", "2026-19-01 00:00:00"),
+        ("TIMESTAMPTZ", "2026-01-01 00:00:60+00"),
+        ("DATE", "2026-02-30"),
+        ("DATE", "0000-00-00"),
+    ],
+)
+def test_a_highest_value_that_is_no_time_is_refused_by_column__R_F3(harness, native, value):
+    harness.make("t", {"w": native}, [(value,)])
+    with pytest.raises(SourceError, match="watermark w: its highest value is no time") as caught:
+        bound_of(harness)
+    assert caught.value.permanent
+    assert value not in str(caught.value)
+
+
+@pytest.mark.parametrize("native", ["TIMESTAMP", "DATE"])
+def test_where_the_calendar_begins_the_bound_stays__R_F3(harness, native):
+    harness.make(
+        "t", {"w": native}, [("0001-01-01 00:00:00" if native != "DATE" else "0001-01-01",)]
+    )
+    assert bound_of(harness).value is None
+
+
+@pytest.mark.parametrize("lag", [1e11, 1e300])
+def test_a_lag_of_more_than_a_century_is_refused_by_column__R_F3(harness, lag):
+    harness.make("t", {"w": "TIMESTAMP"})
+    with pytest.raises(SourceError, match="watermark w is a time, and lag is longer") as caught:
+        bound_of(harness, lag)
+    assert caught.value.permanent
+
+
+def test_a_real_watermark_is_exact_and_finite__R_F3(harness):
+    harness.make("t", {"w": "DECIMAL"}, [(0.1234567890123456,), (-9e999,)])
+    assert bound_of(harness, 0).value == "0.1234567890123456"
+    harness.sql("insert into t values (9e999)")
+    assert bound_of(harness, 0).value == "0.1234567890123456"
+    harness.sql("delete from t where w = 0.1234567890123456")
+    assert bound_of(harness, 0).value is None
+
+
 @pytest.mark.parametrize("native", ["TEXT", "BOOLEAN", "DECIMAL TEXT", "BLOB"])
 def test_a_column_without_an_order_is_no_watermark__R_F3(harness, native):
     harness.make("t", {"w": native})

@@ -8,8 +8,8 @@ that is earlier (a clock that is ahead must not hide rows), less the lag; never 
 from __future__ import annotations
 
 import math
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal, InvalidOperation
+from datetime import UTC, datetime, timedelta
+from decimal import Context, Decimal, InvalidOperation
 
 from tasks.replicate.connector import (
     DEFAULT_LAG_SECONDS,
@@ -22,6 +22,10 @@ from tasks.replicate.connector import (
 
 NUMBERS = frozenset({Kind.INTEGER, Kind.DECIMAL})
 TIMES = frozenset({Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
+MOST_SECONDS = 36525 * 86400
+"""A century: a longer lag is a slip of the pen."""
+# Wide enough for every engine's numbers: a bound that is rounded up would hide rows.
+_EXACT = Context(prec=1000)
 
 
 def check(column: Column) -> None:
@@ -41,20 +45,37 @@ def bound(column: Column, greatest: str | None, lag: float | None, since: str | 
     return _time(column, greatest, lag, since)
 
 
+def seconds(column: Column, lag: float | None) -> int:
+    """The whole seconds of a lag of time; SourceError (permanent) above a century."""
+    found = DEFAULT_LAG_SECONDS if lag is None else math.ceil(lag)
+    if found > MOST_SECONDS:
+        raise SourceError(
+            f"watermark {column.name} is a time, and lag is longer than a century: set it above "
+            "the longest transaction, in seconds or as 1h",
+            permanent=True,
+        )
+    return found
+
+
+def units(lag: float | None) -> int:
+    """The whole units of a lag of numbers; a part of one counts as one."""
+    return DEFAULT_LAG_UNITS if lag is None else math.ceil(lag)
+
+
 def instant(text: str) -> datetime:
     """The whole second of a timestamp's text, as a wall clock without its zone."""
     return datetime.fromisoformat(text[:19].replace("T", " "))
 
 
 def _number(column: Column, greatest: str | None, lag: float | None, since: str | None) -> Bound:
-    units = DEFAULT_LAG_UNITS if lag is None else math.ceil(lag)
+    less = units(lag)
     whole = column.type.kind is Kind.INTEGER and not (
         column.type.unsigned and column.type.bits == 64
     )
     value = since
     if greatest is not None:
         try:
-            found = Decimal(greatest) - units
+            found = _EXACT.subtract(Decimal(greatest), Decimal(less))
             if since is None or found > Decimal(since):
                 value = format(found, "f")
         except InvalidOperation:
@@ -62,30 +83,47 @@ def _number(column: Column, greatest: str | None, lag: float | None, since: str 
                 f"watermark {column.name} holds what is no number", permanent=True
             ) from None
     warning = (
-        f"watermark {column.name}: rows whose transaction commits after {units} higher numbers "
+        f"watermark {column.name}: rows whose transaction commits after {less} higher numbers "
         "were given out are missed (set lag to change that)"
     )
     return Bound(value, "bigint" if whole else "numeric", warning)
 
 
 def _time(column: Column, greatest: str | None, lag: float | None, since: str | None) -> Bound:
-    kind = column.type.kind
-    seconds = DEFAULT_LAG_SECONDS if lag is None else math.ceil(lag)
+    kind, less = column.type.kind, seconds(column, lag)
     value = since
     if greatest is not None:
         now = datetime.now(UTC).replace(tzinfo=None)
         if kind is Kind.DATE:
-            day = min(date.fromisoformat(greatest[:10]), now.date())
-            found = (datetime(day.year, day.month, day.day) - timedelta(seconds=seconds)).date()
-            text = found.isoformat()
-            newer = since is None or text > since[:10]
-        else:
-            moment = min(instant(greatest), now) - timedelta(seconds=seconds)
-            text = moment.isoformat(" ", "seconds") + ("+00" if kind is Kind.TIMESTAMPTZ else "")
-            newer = since is None or moment > instant(since)
-        value = text if newer else since
+            now = datetime(now.year, now.month, now.day)
+        newest = min(_newest(column, greatest), now)
+        # Where the calendar ends nothing lies below, and the bound stays where it is.
+        if newest - datetime.min >= timedelta(seconds=less):
+            found = newest - timedelta(seconds=less)
+            if kind is Kind.DATE:
+                found = datetime(found.year, found.month, found.day)
+            if since is None or found > instant(since):
+                value = _written(found, kind)
     warning = (
-        f"watermark {column.name}: rows whose transaction takes longer than {seconds} s to commit "
+        f"watermark {column.name}: rows whose transaction takes longer than {less} s to commit "
         "are missed (set lag to change that)"
     )
     return Bound(value, kind.value, warning)
+
+
+def _newest(column: Column, text: str) -> datetime:
+    try:
+        return instant(text)
+    except ValueError:
+        raise SourceError(
+            f"watermark {column.name}: its highest value is no time of the calendar (such as day "
+            "30 of February, second 60 or a zero date), below which no bound can be said: mend "
+            "those rows, or leave them out with source.where",
+            permanent=True,
+        ) from None
+
+
+def _written(moment: datetime, kind: Kind) -> str:
+    if kind is Kind.DATE:
+        return moment.date().isoformat()
+    return moment.isoformat(" ", "seconds") + ("+00" if kind is Kind.TIMESTAMPTZ else "")

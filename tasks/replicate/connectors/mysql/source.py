@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from tasks.replicate.connector import (
@@ -149,8 +150,8 @@ def _since(request: ReadRequest, column: Column | None) -> str:
     assert request.since is not None
     kind = None if column is None else column.type.kind
     if kind in lags.NUMBERS:
-        # Digits and a point, as the bound was written; anything else is refused by the server.
-        return f"cast({literal(request.since)} as decimal(65,20))"
+        # Digits and a point, which the server takes for an exact number.
+        return format(Decimal(request.since), "f")
     if kind is Kind.DATE:
         return literal(request.since[:10])
     if kind in lags.TIMES:

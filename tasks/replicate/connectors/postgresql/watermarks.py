@@ -9,21 +9,14 @@ nothing. Where it cannot be known, nothing is guessed: the job must say a lag.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from tasks.replicate.connector import (
-    DEFAULT_LAG_SECONDS,
-    DEFAULT_LAG_UNITS,
-    Bound,
-    Column,
-    Kind,
-    SourceError,
-)
+from tasks.replicate.connector import Bound, Column, Kind, SourceError
+from tasks.replicate.connectors import lags
 from tasks.replicate.connectors.postgresql import catalog
 
 # A backend takes its transaction's time a moment before it shows it.
@@ -118,13 +111,13 @@ def _bound(
     if typname in _TIMES:
         return _lagging_time(connection, source, column, lag)
     if column.type.kind in (Kind.INTEGER, Kind.DECIMAL):
-        units = DEFAULT_LAG_UNITS if lag is None else math.ceil(lag)
+        less = lags.units(lag)
         finite = column.type.kind is Kind.INTEGER
         # Before version 14 a numeric has no infinity.
         end = "Infinity" if connection.info.server_version >= 140000 else "NaN"
         statement = (_LAGGING_NUMBER if finite else _LAGGING_DECIMAL).format(
             column=sql.Identifier(column.name),
-            lag=sql.Literal(units),
+            lag=sql.Literal(less),
             end=sql.SQL("{}::numeric").format(sql.Literal(end)),
             source=source,
         )
@@ -133,7 +126,7 @@ def _bound(
         return Bound(
             row[0] if row else None,
             kind,
-            f"watermark {column.name} is a number: rows are read again from {units} below the "
+            f"watermark {column.name} is a number: rows are read again from {less} below the "
             "highest one; a row that commits later than that is missed",
         )
     raise SourceError(
@@ -190,7 +183,7 @@ def _safe(connection: psycopg.Connection[Any], source: sql.Composable, column: C
 def _lagging_time(
     connection: psycopg.Connection[Any], source: sql.Composable, column: Column, lag: float | None
 ) -> Bound:
-    seconds = DEFAULT_LAG_SECONDS if lag is None else lag
+    seconds = lags.seconds(column, lag)
     typname = column.detail["typname"]
     newest: sql.Composable = _TIMES[typname]
     row = connection.execute(_KNOWN).fetchone()
@@ -209,6 +202,6 @@ def _lagging_time(
     return Bound(
         row[0] if row else None,
         typname,
-        f"watermark {column.name} is read again with a lag of {seconds:g} s: a row whose "
+        f"watermark {column.name} is read again with a lag of {seconds} s: a row whose "
         "transaction commits later than that is missed",
     )

@@ -13,7 +13,9 @@ from tasks.replicate.connector import Bound, Column, Kind, ReadRequest, SourceEr
 from tasks.replicate.connectors import lags
 from tasks.replicate.connectors.sqlite.session import Session, identifier
 
-_GREATEST = "select cast(max({column}) as text) {source}"
+_GREATEST = "select max({column}) {source}"
+# Nothing lies above an infinite number.
+_GREATEST_NUMBER = "select max({column}) {source} {and} abs({column}) < 9e999"
 _BAD_NUMBER = """
 select count(*) {source} {and} typeof({column}) not in ('null', 'integer', {also})
 """
@@ -52,12 +54,13 @@ def bound(
             permanent=True,
         )
     test = {Kind.INTEGER: _BAD_NUMBER, Kind.DECIMAL: _BAD_NUMBER, Kind.DATE: _BAD_DAY}
-    statement = test.get(kind, _BAD_MOMENT).format(
-        source=source,
-        column=name,
-        also="'real'" if kind is Kind.DECIMAL else "'integer'",
-        **{"and": "and" if conditions else "where"},
-    )
+    parts = {
+        "source": source,
+        "column": name,
+        "also": "'real'" if kind is Kind.DECIMAL else "'integer'",
+        "and": "and" if conditions else "where",
+    }
+    statement = test.get(kind, _BAD_MOMENT).format(**parts)
     (bad,) = session.execute(statement, parameters).fetchone()
     if bad:
         forms = {Kind.INTEGER: "whole number", Kind.DECIMAL: "number", Kind.DATE: "2026-11-01"}
@@ -67,9 +70,10 @@ def bound(
             "mend them, or convert the column in a query",
             permanent=True,
         )
-    statement = _GREATEST.format(column=name, source=source)
+    statement = (_GREATEST_NUMBER if kind is Kind.DECIMAL else _GREATEST).format(**parts)
     (greatest,) = session.execute(statement, parameters).fetchone()
-    return lags.bound(column, greatest, lag, since)
+    # As Python writes it: SQLite writes 15 digits of a float, which may be more than it is.
+    return lags.bound(column, None if greatest is None else str(greatest), lag, since)
 
 
 def since(request: ReadRequest, column: Column | None) -> int | float | str:
