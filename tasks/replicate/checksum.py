@@ -26,6 +26,8 @@ from tasks.replicate.connector import (
 from tasks.replicate.ends import reading
 from tasks.replicate.guards import guarded
 
+# More than any engine's numbers have; a text may claim a thousand million.
+_MOST_DIGITS = 200_000
 _FRACTION = re.compile(r"(\.\d*?)0+(?=\D|$)")
 
 
@@ -123,7 +125,7 @@ def _number(cell: Cell) -> str:
         number = Decimal(cell if isinstance(cell, int) else str(cell).strip())
     except InvalidOperation:
         return str(cell)
-    if not number.is_finite():
+    if not number.is_finite() or abs(number.adjusted()) > _MOST_DIGITS:
         return str(number)
     text = format(number, "f")
     if "." in text:

@@ -36,6 +36,8 @@ def harness(tmp_path: Path) -> SQLiteHarness:
         ("REAL", 2**53 + 1, "a float would round"),
         ("NUMERIC", "12345678901234567890.5", "more digits"),
         ("DECIMAL(30,10)", "1234567890.123456789", "more digits"),
+        ("NUMERIC", "1e999999999", "more digits"),
+        ("NUMERIC", "1e9999999999999999999", "an exponent"),
         ("JSON", "1.10", "looks like a number"),
         ("DATE", "2026", "looks like a number"),
         ("INTEGER", 2**63, "beyond 64-bit"),
@@ -59,6 +61,8 @@ def test_a_value_that_would_be_changed_is_refused_by_column(harness, native, cel
         ("NUMERIC", "1.5", 1.5),
         ("NUMERIC", "12345678901234567", 12345678901234567),
         ("NUMERIC", "0.1", 0.1),
+        ("NUMERIC", "-Infinity", float("-inf")),
+        ("NUMERIC", "NaN", "NaN"),
         ("REAL", 2**53, float(2**53)),
     ],
 )
@@ -172,6 +176,26 @@ def test_a_change_of_case_alone_is_a_change(harness):
     harness.sql("insert into t values (1, 'a')")
     assert merge(harness, "t", [(1, "A")]).updated == 1
     assert harness.rows("t") == [(1, "A")]
+
+
+@pytest.mark.parametrize("native", ["INTEGER", ""])
+def test_a_change_of_the_type_alone_is_a_change(harness, native):
+    harness.make("t", {"k": native, "x": ""}, [(1, 1), (2, 2.0)], key=["k"])
+    rows: list[Row] = [(1, 1.0), (2, 2.0)] if native else [(1.0, 1), (2, 2.0)]
+    counts = merge(harness, "t", rows)
+    assert (counts.updated, counts.unchanged) == (1, 1)
+    assert str(harness.rows("t")) == str(rows)
+
+
+def test_an_infinite_number_stays_one_from_file_to_file(harness, tmp_path):
+    harness.make("t", {"n": "NUMERIC"}, [(float("-inf"),), (1.5,), (float("inf"),)])
+    other = SQLiteHarness(tmp_path / "other.db")
+    other.make("t", {"n": "NUMERIC"})
+    with SQLite().source(harness.config) as source:
+        request = request_for(source, "t")
+        source.snapshot()
+        write(other, "t", read_all(source, request))
+    assert other.rows("t") == harness.rows("t")
 
 
 def test_a_null_in_a_key_is_refused(harness):

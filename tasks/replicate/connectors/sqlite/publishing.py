@@ -58,7 +58,8 @@ class Publication:
         self._load = load
         keyed = load.how in ("merge", "diff")
         key = [plan for plan in load.columns if plan.sink.name in load.key] if keyed else []
-        self._rest = [plan for plan in load.columns if plan not in key]
+        # An untyped key takes 1 and 1.0 for one, and is brought to the source's form as well.
+        self._rest = [plan for plan in load.columns if plan not in key or _untyped(plan)]
         self._key = key
         self._collations = _collations(load)
         self._parts = {
@@ -69,9 +70,7 @@ class Publication:
             "nulls": " or ".join(f"{_name(plan)} is null" for plan in key),
             "newest": self._newest(),
             "matched": " and ".join(self._match(plan) for plan in key),
-            "differs": _each(
-                self._rest, "t.{0} collate binary is not s.{0} collate binary", " or "
-            ),
+            "differs": " or ".join(_difference(plan) for plan in self._rest),
             "assigned": _each(self._rest, "{0} = s.{0}", ", "),
         }
 
@@ -164,6 +163,18 @@ def _name(plan: ColumnPlan) -> str:
 
 def _each(columns: Sequence[ColumnPlan], pattern: str, glue: str) -> str:
     return glue.join(pattern.format(_name(plan)) for plan in columns)
+
+
+def _difference(plan: ColumnPlan) -> str:
+    """Two values of one column that are not the same, to the letter and to the type."""
+    name = _name(plan)
+    value = f"t.{name} collate binary is not s.{name} collate binary"
+    return f"{value} or typeof(t.{name}) is not typeof(s.{name})" if _untyped(plan) else value
+
+
+def _untyped(plan: ColumnPlan) -> bool:
+    """Whether a column keeps 1 and 1.0 apart, which compare as equal."""
+    return bool(plan.sink.detail["affinity"] == "BLOB")
 
 
 def _affinity(plan: ColumnPlan) -> str:

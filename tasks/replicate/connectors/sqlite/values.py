@@ -16,6 +16,7 @@ from tasks.replicate.connector import Column, ColumnPlan, Kind, Row, SinkError
 _NUMERIC = re.compile(
     r"[ \t\n\v\f\r]*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[ \t\n\v\f\r]*", re.ASCII
 )
+_INFINITE = frozenset({"Infinity", "-Infinity"})
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 
 Convert = Callable[[Any], Any]
@@ -95,11 +96,13 @@ def _real(value: Any) -> Any:
 def _digits(value: Any) -> Any:
     """A decimal's text into NUMERIC affinity, which keeps 64-bit integers and floats."""
     if not isinstance(value, str) or not _NUMERIC.fullmatch(value):
-        return _number(value)
+        # As text it would sort above every number, and be none in the file it came from.
+        return float(value) if value in _INFINITE else _number(value)
     try:
         exact = Decimal(value.strip())
-    except InvalidOperation:  # pragma: no cover - _NUMERIC matched
-        return value
+    except InvalidOperation:
+        # An exponent beyond Decimal's; the engine would make it infinite, or 0.
+        raise ValueError("has an exponent beyond what SQLite's NUMERIC keeps") from None
     if exact == exact.to_integral_value() and _SMALLEST <= exact <= _LARGEST:
         return int(exact)
     nearest = float(exact)
