@@ -34,7 +34,7 @@ from tasks.replicate.connector import (
     SinkError,
     SourceError,
 )
-from tasks.replicate.connectors.mysql import MySQL, drivers
+from tasks.replicate.connectors.mysql import MySQL, drivers, staging
 
 
 @pytest.fixture(params=DRIVERS)
@@ -114,6 +114,31 @@ def test_orphaned_staging_of_older_attempts_is_swept_and_no_other(one):
         assert [name for name in sink._session.rows("show tables") if "stage" in name[0]]
     with MySQL().source(one.config) as source:
         assert source.tables() == [("t",)]
+
+
+def test_old_staging_of_a_job_that_runs_no_more_is_swept(one, monkeypatch):
+    one.make("t", {"id": "int"}, key=["id"])
+
+    def staged(scope: str) -> Any:
+        return load_of(one, "t", mode="complete-atomic", how="delete", run_id=scope, scope=scope)
+
+    def stages() -> list[str]:
+        found = one.sql("show tables like 'claimcheck\\_stage%'")
+        return [name.rpartition("_")[2] for (name,) in found]
+
+    with MySQL().sink(one.config) as gone, MySQL().sink(one.config) as broken:
+        gone.stage(staged("gone"))
+        broken.stage(staged("loading"))
+    one.admin.begin()
+    one.sql("insert into claimcheck_stage_loading (id) values (1)")
+    with MySQL().sink(one.config) as living, MySQL().sink(one.config) as sink:
+        living.stage(staged("living"))
+        sink.stage(staged("young"))
+        assert stages() == ["gone", "living", "loading", "young"]
+        monkeypatch.setattr(staging, "ORPHANED_SECONDS", 0)
+        sink.stage(staged("last"))
+        assert stages() == ["last", "living", "loading", "young"]
+    one.admin.rollback()
 
 
 def test_a_newer_attempt_ends_the_session_of_a_frozen_older_one__R_F5(one):

@@ -8,6 +8,7 @@ by it, and ends them: that the newer one runs is the proof that the older has lo
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from tasks.replicate.connector import Fenced, Load, SinkError
 from tasks.replicate.connectors import turns
@@ -82,16 +83,26 @@ def announce(session: Session, schema: str, load: Load) -> None:
             return
 
 
+def held(session: Session, scope: str, fence: int) -> bool:
+    """Whether a session of that attempt is there."""
+    return any(holder is not None for holder in _holders(session, scope, fence))
+
+
+def _holders(session: Session, scope: str, fence: int) -> tuple[Any, ...]:
+    """The numbers of the sessions that hold an attempt's named locks, None for each free one."""
+    locks = ", ".join(
+        f"is_used_lock({_lock(scope, fence, number)})" for number in range(MOST_SESSIONS)
+    )
+    return session.row(_HOLDERS.format(locks=locks))
+
+
 def _lock(scope: str, fence: int, number: int) -> str:
     """A named lock of one session; at most 64 characters."""
     return literal(f"{session_name(scope, fence)}/{number}")
 
 
 def _end(session: Session, scope: str, fence: int) -> None:
-    locks = ", ".join(
-        f"is_used_lock({_lock(scope, fence, number)})" for number in range(MOST_SESSIONS)
-    )
-    for holder in session.row(_HOLDERS.format(locks=locks)):
+    for holder in _holders(session, scope, fence):
         if holder is not None and holder != session.id:
             # Not ours to end, or gone already: then its locks are waited for.
             with contextlib.suppress(SinkError):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
-from tasks.replicate.connector import Load
-from tasks.replicate.connectors.mysql import types
+from tasks.replicate.connector import Load, SinkError
+from tasks.replicate.connectors.mysql import fence, types
 from tasks.replicate.connectors.mysql.catalog import STAGE
 from tasks.replicate.connectors.mysql.session import Session, identifier, literal
 
@@ -15,11 +16,18 @@ create table {stage} ({number} bigint unsigned not null auto_increment primary k
 engine = InnoDB comment = {comment}
 """
 _DROP = "drop table if exists {stage}"
-_ORPHANS = """
-select table_name, table_comment from information_schema.tables
+_STAGES = """
+select table_name, table_comment, create_time <= now() - interval {seconds} second
+from information_schema.tables
 where table_schema = {schema} and table_name like 'claimcheck\\\\_stage\\\\_%'
 """
+_PATIENCE = "set session lock_wait_timeout = {seconds}"
 _COMMENT = re.compile(r"claimcheck scope=(\S+) fence=(\d+)")
+
+
+ORPHANED_SECONDS = 86_400
+"""How long another job's staging is left alone, though no session of its attempt is seen: its
+connection may have broken while it loads, or stand at another node of a cluster."""
 
 
 def schema(load: Load) -> str:
@@ -69,9 +77,25 @@ def drop(session: Session, load: Load) -> None:
 
 
 def sweep(session: Session, load: Load) -> None:
-    """Drop what older attempts of this job left behind."""
+    """Drop what older attempts of this job left behind, and what jobs did that run no more."""
     place = schema(load)
-    for table, comment in session.rows(_ORPHANS.format(schema=literal(place))):
+    stages = _STAGES.format(schema=literal(place), seconds=ORPHANED_SECONDS)
+    for table, comment, old in session.rows(stages):
         found = _COMMENT.match(comment)
-        if found and found[1] == load.scope and int(found[2]) < load.fence:
-            session.execute(_DROP.format(stage=identifier(place, table)))
+        if not found:
+            continue
+        scope, number = found[1], int(found[2])
+        drop = _DROP.format(stage=identifier(place, table))
+        if scope == load.scope:
+            if number < load.fence:
+                session.execute(drop)
+        elif old and not fence.held(session, scope, number):
+            _try(session, drop)
+
+
+def _try(session: Session, statement: str) -> None:
+    """Run what another user's rights or somebody's open transaction may forbid."""
+    session.execute(_PATIENCE.format(seconds=1))
+    with contextlib.suppress(SinkError):
+        session.execute(statement)
+    session.execute(_PATIENCE.format(seconds="default"))
