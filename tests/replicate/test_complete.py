@@ -88,7 +88,10 @@ def test_columns_map_by_name_and_by_position(source: Database, sink: Database, j
     ("ddl", "message"),
     [
         ("create table u (id int)", "sink table public.t does not exist"),
-        ("create table t (id int)", "column name is missing in the sink.s table public.t: add it there, or"),
+        (
+            "create table t (id int)",
+            "column name is missing in the sink.s table public.t: add it there, or",
+        ),
         ("create table t (id int, name date)", "column name: text does not go into date"),
         ("create table t (id int, name text, must int not null)", "column must of public.t is NOT"),
         ("create table t (id int generated always as (1) stored, name text, x int)", None),
