@@ -43,8 +43,10 @@ order by i.indisprimary desc, i.indexrelid
 limit 1
 """
 
-# Each type resolved through its domains to the base type that decides its representation. The
-# signature tells types apart that bear one name in two databases but are built differently.
+# Each type resolved through its domains to the base type that decides its representation.
+# ``inside`` are that type and all that its values are made of: elements, attributes, the bounds of
+# ranges, the types behind domains. The signature tells apart, at any depth, types that bear one
+# name in two databases but are built differently; the leaves are those that parse text themselves.
 _TYPES = """
 with recursive given as (
   select position, typid, typmod
@@ -57,6 +59,44 @@ with recursive given as (
   where t.typtype = 'd'
 ), base as (
   select distinct on (position) position, typid, typmod from step order by position, depth desc
+), inside as (
+  select position, typid, typmod from base
+  union
+  select i.position, n.typid, n.typmod
+  from inside i
+  join pg_catalog.pg_type t on t.oid = i.typid
+  cross join lateral (
+    -- An array's modifier is that of its elements.
+    select t.typelem, i.typmod where t.typcategory = 'A' and t.typelem <> 0
+    union all
+    select t.typbasetype, t.typtypmod where t.typtype = 'd'
+    union all
+    select a.atttypid, a.atttypmod from pg_catalog.pg_attribute a
+    where t.typtype = 'c' and a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+    union all
+    select r.rngsubtype, -1 from pg_catalog.pg_range r
+    where t.typtype = 'r' and r.rngtypid = t.oid
+    union all
+    select r.rngtypid, -1 from pg_catalog.pg_range r
+    -- As JSON, because servers before 14 have no such column.
+    where t.typtype = 'm' and (pg_catalog.to_jsonb(r) ->> 'rngmultitypid')::oid = t.oid
+  ) n (typid, typmod)
+), built as (
+  select i.position, pg_catalog.format_type(i.typid, null) as name,
+         case t.typtype
+           when 'd' then pg_catalog.format_type(t.typbasetype, t.typtypmod)
+           when 'c' then (
+             select string_agg(format('%%I %%s', a.attname,
+                      pg_catalog.format_type(a.atttypid, a.atttypmod)), ', ' order by a.attnum)
+             from pg_catalog.pg_attribute a
+             where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped)
+           else (
+             select format('%%s %%s', pg_catalog.format_type(r.rngsubtype, null),
+                      r.rngcanonical::oid::regproc)
+             from pg_catalog.pg_range r where r.rngtypid = t.oid)
+         end as form
+  from inside i join pg_catalog.pg_type t on t.oid = i.typid
+  where t.typtype in ('c', 'd', 'r')
 )
 select pg_catalog.format_type(g.typid, g.typmod) as name,
        pg_catalog.format_type(b.typid, b.typmod) as base,
@@ -65,11 +105,12 @@ select pg_catalog.format_type(g.typid, g.typmod) as name,
        t.oid < 16384 as builtin,
        coalesce(e.oid < 16384, true) as element_builtin,
        e.typname as element,
-       (select string_agg(format('%%I %%s', a.attname,
-               pg_catalog.format_type(a.atttypid, a.atttypmod)), ', ' order by a.attnum)
-        from pg_catalog.pg_attribute a
-        where a.attrelid = coalesce(nullif(t.typrelid, 0), nullif(e.typrelid, 0))
-          and a.attnum > 0 and not a.attisdropped) as signature
+       (select string_agg(distinct format('%%s = (%%s)', u.name, u.form) collate "C", '; ')
+        from built u where u.position = g.position) as signature,
+       array(select distinct array[l.typname::text, i.typmod::text]
+             from inside i join pg_catalog.pg_type l on l.oid = i.typid
+             where i.position = g.position and l.typtype not in ('c', 'd', 'r', 'm')
+               and not (l.typcategory = 'A' and l.typelem <> 0)) as leaves
 from given g
 join base b using (position)
 join pg_catalog.pg_type t on t.oid = b.typid
@@ -263,7 +304,19 @@ def describe_types(
     rows = connection.execute(_TYPES, ([t[0] for t in types], [t[1] for t in types])).fetchall()
     money = None
     described = []
-    for name, base, typname, typmod, typtype, sendable, builtin, inner, element, signature in rows:
+    for (
+        name,
+        base,
+        typname,
+        typmod,
+        typtype,
+        sendable,
+        builtin,
+        inner,
+        element,
+        signature,
+        leaves,
+    ) in rows:
         if typname == "money" and money is None:
             setting = connection.execute("show lc_monetary").fetchone()
             money = setting[0] if setting else ""
@@ -275,6 +328,7 @@ def describe_types(
             "sendable": sendable,
             "element": element,
             "signature": signature,
+            "leaves": tuple((leaf, int(modifier)) for leaf, modifier in leaves),
             "typmod": typmod,
             "locale": money if typname == "money" else None,
         }
