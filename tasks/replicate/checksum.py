@@ -125,8 +125,12 @@ def _number(cell: Cell) -> str:
         number = Decimal(cell if isinstance(cell, int) else str(cell).strip())
     except InvalidOperation:
         return str(cell)
-    if not number.is_finite() or abs(number.adjusted()) > _MOST_DIGITS:
+    if not number.is_finite():
         return str(number)
+    if abs(number.adjusted()) > _MOST_DIGITS:
+        sign, figures, _ = number.as_tuple()
+        text = "".join(map(str, figures)).rstrip("0")
+        return f"{'-' * sign}{text}e{number.adjusted()}" if text else "0"
     text = format(number, "f")
     if "." in text:
         text = text.rstrip("0").rstrip(".")

@@ -29,8 +29,12 @@ _SHAPES = {
     "time": rf"{_CLOCK}{_FRACTION}",
     "timestamp": rf"{_DAY}[ T]{_CLOCK}{_FRACTION}",
     "timestamptz": rf"{_DAY}[ T]{_CLOCK}{_FRACTION}{_ZONE}",
+    "timetz": rf"{_CLOCK}{_FRACTION}{_ZONE}",
     "finite": r"[+-]?0+(?:\.0+)?",
 }
+_WITH_SECONDS = frozenset({"time", "timestamp", "timestamptz", "timetz"})
+# Of an interval, what may be a part of a second, or of another unit.
+_PART = re.compile(r"\.|\d[eE]")
 
 
 class Side:
@@ -84,6 +88,20 @@ def _double(side: Side, bits: int | None, _: int | None) -> bool:
     return bits != 32
 
 
+def _exact(side: Side, bits: int | None, _: int | None) -> bool:
+    """Whole numbers that a float has each of."""
+    most = 2**24 if bits == 32 else 2**53
+    return -most <= min(side.present) and max(side.present) <= most  # type: ignore[type-var, operator]
+
+
+def _without_parts(side: Side, digits: int | None, _: int | None) -> bool:
+    return digits in (None, 6) and _PART.search(side.lines) is None
+
+
+def _unpadded(side: Side, _: int | None, __: int | None) -> bool:
+    return " \n" not in side.lines and not side.lines.endswith(" ")
+
+
 def _always(side: Side, _: int | None, __: int | None) -> bool:
     return True
 
@@ -92,13 +110,18 @@ def _no_nul(side: Side, _: int | None, __: int | None) -> bool:
     return "\0" not in side.lines
 
 
-def _shaped(pattern: str) -> Check:
+def _shaped(pattern: str, *, seconds: bool = False) -> Check:
     whole = re.compile(pattern)
+    if seconds:
+        # A shape does not tell second 60, which is none.
+        return lambda side, _, __: (
+            all(map(whole.fullmatch, side.shapes)) and ":60" not in side.lines
+        )
     return lambda side, _, __: all(map(whole.fullmatch, side.shapes))
 
 
 def _scaled(side: Side, precision: int | None, digits: int | None) -> bool:
-    if precision is not None and precision <= (digits or 0):
+    if (precision is not None and precision <= (digits or 0)) or (digits or 0) < 0:
         return False
     whole = "+" if precision is None else f"{{1,{precision - (digits or 0)}}}"
     after = "" if digits == 0 else r"(?:\.0+)?" if digits is None else rf"(?:\.0{{1,{digits}}})?"
@@ -121,10 +144,23 @@ _CHECKS: dict[tuple[str, type], Check] = {
     ("octets", bytes): _lengths,
     ("integer", int): _range,
     ("real", float): _double,
+    ("nearest", str): _always,
+    ("nearest", float): _double,
+    ("nearest", int): _exact,
     ("boolean", bool): _always,
     ("number-of-boolean", int): _always,
     ("no-nul", str): _no_nul,
     ("scale", str): _scaled,
     ("fraction", str): _fraction,
     ("clock", str): _before_midnight,
-} | {(name, str): _shaped(pattern) for name, pattern in _SHAPES.items()}
+    ("interval", str): _without_parts,
+    ("unpadded", str): _unpadded,
+} | {
+    (name, str): _shaped(pattern, seconds=name in _WITH_SECONDS)
+    for name, pattern in _SHAPES.items()
+}
+
+
+def takes_any_text(guard: Guard) -> bool:
+    """Whether no text fails the guard or is changed by it."""
+    return (guard.name, guard.argument) == ("text", None) or guard.name == "nearest"

@@ -91,7 +91,8 @@ def _into_decimal(source: ColumnType, sink: ColumnType) -> list[Guard] | None:
         return guard
     room = (sink.precision or 10**6) - (sink.scale or 0)
     if source.kind is Kind.INTEGER:
-        return [] if source.bits is not None and len(str(2**source.bits)) <= room else guard
+        roomy = source.bits is not None and len(str(2**source.bits)) <= room
+        return [] if roomy and (sink.scale or 0) >= 0 else guard
     if source.precision is None or source.scale is None:
         return guard
     fits = source.scale <= (sink.scale or 0) and source.precision - source.scale <= room

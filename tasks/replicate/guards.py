@@ -7,6 +7,7 @@ where the sink could not hold the value as it is.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import struct
@@ -19,24 +20,41 @@ from tasks.replicate.connector import Batch, Cell, ColumnPlan, Guard, SourceErro
 
 _INTEGER = re.compile(r"[+-]?\d+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-_TIME = re.compile(r"\d\d:\d\d(:\d\d(\.\d+)?)?")
-_MOMENT = re.compile(
-    r"\d{4,6}-\d\d-\d\d(?P<clock>[ T]\d\d:\d\d(:\d\d(\.\d+)?)?)?"
-    r"(?P<zone> ?(Z|UTC|[+-]\d\d(:?\d\d)?))?(?P<era> BC)?"
-)
-# What PostgreSQL replaces by the time at which it reads it (epoch and allballs are constants that
-# no other engine knows).
-_WORDS = re.compile(r"\b(?:now|today|tomorrow|yesterday|epoch|allballs)\b", re.IGNORECASE)
+# No engine here has a leap second: PostgreSQL makes 24:00:00 of 23:59:60, or the next day.
+_CLOCK = r"\d\d:\d\d(?::(?!60)\d\d(?:\.\d+)?)?"
+_ZONE = r" ?(?:Z|UTC|[+-]\d\d(?::?\d\d)?)"
+_TIME = re.compile(_CLOCK)
+_TIMETZ = re.compile(_CLOCK + _ZONE)
+_MOMENT = re.compile(rf"\d{{4,6}}-\d\d-\d\d(?P<clock>[ T]{_CLOCK})?(?P<zone>{_ZONE})?(?P<era> BC)?")
+# What stands between the values of an array, a range or a composite.
+_BETWEEN = re.compile(r"[][{}(),\"]")
+_NO_VALUE = frozenset({"", "null", "empty"})
+# Of an interval: a fraction and its unit; what is below seconds; a number with an exponent.
+_PORTION = re.compile(r"\.(\d*) *([a-z]*)")
+_SHORT = re.compile(r"\d *(?:ms|millis|mic|u)")
+_EXPONENT = re.compile(r"\de[+-]?\d")
+# Units that a fraction divides into whole microseconds; those of calendars it does not.
+_DIVISIBLE = re.compile(r"(?:s|h|m$|min|d(?!ec)|w).*")
 _FRACTION = re.compile(r"\.(\d+)")
 _SPECIAL = frozenset({"infinity", "-infinity"})
 _TRUE = frozenset({"t", "true", "yes", "y", "on", "1"})
 _FALSE = frozenset({"f", "false", "no", "n", "off", "0"})
+MOST_FIGURES = 4300
+"""Of a whole number: Python neither reads nor writes longer ones, and an exponent of a few figures
+would have it work for minutes, in which no other thread runs."""
 
 
 def _decimal(cell: Cell) -> Decimal:
     try:
         return Decimal(cell if isinstance(cell, int) else str(cell).strip())
     except InvalidOperation:
+        raise ValueError("is no number") from None
+
+
+def _float(cell: Cell) -> float:
+    try:
+        return float(cell)  # type: ignore[arg-type]
+    except ValueError:
         raise ValueError("is no number") from None
 
 
@@ -47,13 +65,22 @@ def scale(cell: Cell, precision: int | None, digits: int | None) -> Cell:
     number = _decimal(cell)
     if not number.is_finite():
         return cell
+    if not number:
+        return cell
     _sign, figures, exponent = number.as_tuple()
     assert isinstance(exponent, int)
-    while figures and figures[-1] == 0 and exponent < 0:
-        figures, exponent = figures[:-1], exponent + 1
+    whole = len(figures) + exponent
+    # Zeros behind the last digit that counts: PostgreSQL's scale may be before the point.
+    zeros = max(0, -digits) if digits is not None else 0
+    used = len(figures)
+    while figures[used - 1] == 0 and exponent < zeros:
+        used, exponent = used - 1, exponent + 1
     if digits is not None and -exponent > digits:
-        raise ValueError(f"has more than {digits} digits after the point")
-    whole = len(figures) + exponent if any(figures) else 0
+        raise ValueError(
+            f"has more than {digits} digits after the point"
+            if digits >= 0
+            else f"has digits that numeric({precision},{digits}) rounds"
+        )
     if precision is not None and whole > precision - (digits or 0):
         raise ValueError(f"has more digits than numeric({precision},{digits or 0}) holds")
     return cell
@@ -65,7 +92,10 @@ def integer(cell: Cell, bits: int | None, unsigned: int | None) -> Cell:
         number = _decimal(cell)
         if not number.is_finite() or number != number.to_integral_value():
             raise ValueError("is not a whole number")
-        cell = int(number)
+        if number and number.adjusted() >= MOST_FIGURES:
+            raise ValueError(f"is a whole number of more than {MOST_FIGURES} figures")
+        # Zero may have any exponent.
+        cell = int(number) if number else 0
     if bits is not None:
         low, high = (0, 2**bits) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1))
         if not low <= cell < high:
@@ -78,20 +108,32 @@ def real(cell: Cell, bits: int | None, _: int | None) -> Cell:
     if isinstance(cell, bytes):
         raise ValueError("is no number")
     try:
-        value = float(cell)  # type: ignore[arg-type]
+        value = _float(cell)
         if isinstance(cell, int) and value != cell:
             raise ValueError("is a whole number that a float would round")
+        narrow = value
         if bits == 32 and math.isfinite(value):
             narrow = struct.unpack("f", struct.pack("f", value))[0]
-            if isinstance(cell, str):
-                return cell
-            if narrow != value:
+            if not isinstance(cell, str) and narrow != value:
                 raise ValueError("would be rounded to a 32-bit float")
     except OverflowError:
         raise ValueError("is beyond the range of the sink's floats") from None
-    if isinstance(cell, str) and math.isinf(value) and "inf" not in cell.lower():
-        raise ValueError("is beyond the range of the sink's floats")
+    if isinstance(cell, str):
+        if math.isinf(value) and "inf" not in cell.lower():
+            raise ValueError("is beyond the range of the sink's floats")
+        if narrow == 0 and _decimal(cell):
+            raise ValueError("is nearer to 0 than any of the sink's floats")
+        if bits == 32 and value:
+            # Two steps to the nearest float may end at another one than the sink's single step.
+            return cell
     return value
+
+
+def nearest(cell: Cell, bits: int | None, _: int | None) -> Cell:
+    """As ``real``, for a sink that itself takes a text for its nearest float, or refuses it."""
+    if isinstance(cell, int | float):
+        real(cell, bits, None)
+    return cell
 
 
 def finite(cell: Cell, _: int | None, __: int | None) -> Cell:
@@ -191,10 +233,46 @@ def timestamptz(cell: Cell, _: int | None, __: int | None) -> Cell:
     raise ValueError("is no moment in the form 2026-11-01 23:59:59+00")
 
 
-def no_words(cell: Cell, _: int | None, __: int | None) -> Cell:
-    """Text of times without a word in it that means another time whenever it is read."""
-    if isinstance(cell, str) and _WORDS.search(cell):
-        raise ValueError("names a time by a word, such as now or today")
+def timetz(cell: Cell, _: int | None, __: int | None) -> Cell:
+    """A time of day as text with its offset."""
+    if not isinstance(cell, str) or not _TIMETZ.fullmatch(cell):
+        raise ValueError("is no time with its zone in the form 23:59:59+00")
+    return cell
+
+
+def interval(cell: Cell, digits: int | None, _: int | None) -> Cell:
+    """A span of time as text, in which nothing is shorter than ``digits`` of a second show."""
+    text, most = str(cell).lower(), 6 if digits is None else digits
+    for figures, unit in _PORTION.findall(text):
+        if len(figures.rstrip("0")) > most:
+            raise ValueError(f"has more than {most} digits of a second's fraction")
+        exact = unit[:1] in ("", "s") or (most == 6 and _DIVISIBLE.fullmatch(unit))
+        if not exact and figures.rstrip("0"):
+            raise ValueError("has a fraction of a unit of time that does not divide exactly")
+    if _EXPONENT.search(text) or (most < 6 and _SHORT.search(text)):
+        raise ValueError(f"may have more than {most} digits of a second's fraction")
+    return cell
+
+
+def distinct_keys(cell: Cell, _: int | None, __: int | None) -> Cell:
+    """A document with no key twice in one object, of which the sink would keep the last."""
+    try:
+        # Only the keys are looked at: no number is made of digits.
+        json.loads(str(cell), object_pairs_hook=_distinct, parse_int=len, parse_float=len)
+    except (json.JSONDecodeError, RecursionError):
+        raise ValueError("is no JSON document, or too deep a one") from None
+    return cell
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> None:
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise ValueError("holds one key twice, of which the sink would keep the last")
+
+
+def unpadded(cell: Cell, _: int | None, __: int | None) -> Cell:
+    """Text without a space at its end, which the sink would take for padding."""
+    if isinstance(cell, str) and cell.endswith(" "):
+        raise ValueError("ends with a space, which the sink's column would drop")
     return cell
 
 
@@ -229,10 +307,29 @@ def _odd_day(cell: str) -> bool:
     return cell in _SPECIAL or bool(found and not found["clock"] and not found["zone"])
 
 
-GUARDS: dict[str, Callable[[Cell, int | None, int | None], Cell]] = {
+Look = Callable[[Cell, int | None, int | None], Cell]
+
+
+def _each(*looks: Look) -> Look:
+    """Every value in the text of an array, a range or a composite whose values are of one type."""
+
+    def look(cell: Cell, first: int | None, second: int | None) -> Cell:
+        if not isinstance(cell, str):
+            raise ValueError("is no text of such values")
+        for part in map(str.strip, _BETWEEN.split(cell)):
+            if part.lower() not in _NO_VALUE:
+                for one in looks:
+                    one(part, first, second)
+        return cell
+
+    return look
+
+
+GUARDS: dict[str, Look] = {
     "scale": scale,
     "integer": integer,
     "real": real,
+    "nearest": nearest,
     "finite": finite,
     "boolean": boolean,
     "number-of-boolean": number_of_boolean,
@@ -246,7 +343,18 @@ GUARDS: dict[str, Callable[[Cell, int | None, int | None], Cell]] = {
     "calendar": calendar,
     "clock": clock,
     "no-nul": no_nul,
-    "no-words": no_words,
+    "timetz": timetz,
+    "interval": interval,
+    "distinct-keys": distinct_keys,
+    "unpadded": unpadded,
+    "each-scale": _each(scale),
+    "each-integer": _each(integer),
+    "each-interval": _each(interval),
+    "each-date": _each(date),
+    "each-time": _each(time, fraction),
+    "each-timetz": _each(timetz, fraction),
+    "each-timestamp": _each(timestamp, fraction),
+    "each-timestamptz": _each(timestamptz, fraction),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tasks.replicate.columnwise import Side
+from tasks.replicate.columnwise import Side, takes_any_text
 from tasks.replicate.connector import (
     Batch,
     Cell,
@@ -186,8 +186,8 @@ class _Guards:
 
 
 def _needed(plan: ColumnPlan) -> bool:
-    """Whether a text could fail the column's guards: that it be text never does."""
-    return any((guard.name, guard.argument) != ("text", None) for guard in plan.guards)
+    """Whether a text could fail the column's guards."""
+    return not all(map(takes_any_text, plan.guards))
 
 
 class _CSVWriter(Writer):

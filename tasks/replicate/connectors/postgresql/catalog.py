@@ -139,6 +139,7 @@ _KINDS = {
     "json": Kind.JSON,
     "jsonb": Kind.JSON,
 } | dict.fromkeys(_TEXTS, Kind.TEXT)
+ALL_FIELDS = 0x7FFF
 _BITS = {"int2": 16, "int4": 32, "int8": 64, "oid": 32, "float4": 32, "float8": 64}
 
 
@@ -332,11 +333,17 @@ def describe_types(
             "typmod": typmod,
             "locale": money if typname == "money" else None,
         }
-        described.append((_neutral(name, typname, typmod, typtype), detail))
+        described.append((neutral(name, typname, typmod, typtype), detail))
     return described
 
 
-def _neutral(name: str, typname: str, typmod: int, typtype: str) -> ColumnType:
+def interval_fields(typmod: int) -> int:
+    """The fields that an interval's modifier leaves it, as bits."""
+    return ALL_FIELDS if typmod < 0 else (typmod >> 16) & ALL_FIELDS
+
+
+def neutral(name: str, typname: str, typmod: int, typtype: str = "b") -> ColumnType:
+    """What a type of PostgreSQL is to the interface; ``name`` is how it is shown."""
     kind = _KINDS.get(typname, Kind.OTHER) if typtype == "b" else Kind.OTHER
     precision = scale = length = None
     if kind is Kind.DECIMAL and typmod >= 4:

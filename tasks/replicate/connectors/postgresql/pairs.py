@@ -9,9 +9,8 @@ zone) is guarded in SQL: a value that does not survive becomes a text that no su
 
 from __future__ import annotations
 
-import re
-
-from tasks.replicate.connector import Column, Fit, Kind, Lane
+from tasks.replicate.connector import Column, Fit, Lane
+from tasks.replicate.connectors.postgresql.catalog import interval_fields
 from tasks.replicate.fits import refusal
 
 ANY = frozenset({Lane.COPY_BINARY, Lane.COPY_TEXT, Lane.ROWS})
@@ -156,17 +155,4 @@ def _shorter_clock(source: Column, sink: Column) -> Fit:
 
 
 def _fields(column: Column) -> int:
-    typmod = column.detail["typmod"]
-    return 0x7FFF if typmod < 0 else (typmod >> 16) & 0x7FFF
-
-
-_TIMES = re.compile(r"\b_?(?:date|time|ts(?:tz)?(?:multi)?range)")
-
-
-def holds_times(column: Column) -> bool:
-    """Whether text becomes a date or time inside of the column's value (an array, a range)."""
-    if column.type.kind is not Kind.OTHER:
-        return False
-    detail = column.detail
-    names = (detail["typname"], detail["element"], detail["signature"])
-    return detail["typtype"] in "rm" or any(_TIMES.search(name or "") for name in names)
+    return interval_fields(column.detail["typmod"])

@@ -15,8 +15,6 @@ from tasks.replicate.connector import (
     CommitUnknown,
     Counts,
     Fit,
-    Guard,
-    Kind,
     Lane,
     Load,
     Relation,
@@ -36,9 +34,10 @@ from tasks.replicate.connectors.postgresql import (
     renaming,
     session,
     staging,
+    texts,
 )
 from tasks.replicate.connectors.postgresql.session import errors
-from tasks.replicate.fits import fit
+from tasks.replicate.fits import fit, refusal
 from tasks.replicate.names import join_name
 
 
@@ -87,15 +86,9 @@ class PostgreSQLSink(Sink):
         found = fit(source.type, sink.type)
         if found.refusal:
             return found
-        # PostgreSQL itself refuses what is no value of these types.
-        checked = {"integer", "boolean"} if source.type.kind is not Kind.FLOAT else set()
-        if source.type.loose or source.type.kind is Kind.TEXT:
-            unlimited = sink.type.precision is None
-            checked |= {"scale", "real"} if unlimited else {"real"}
-            checked |= {"text"} if sink.type.length is None and not source.type.loose else set()
-        guards = tuple(g for g in found.guards if g.name not in checked)
-        if source.type.kind is Kind.TEXT and pairs.holds_times(sink):
-            guards += (Guard("no-words"),)
+        guards = texts.guards(source.type, sink, found.guards)
+        if isinstance(guards, str):
+            return refusal(source.type, sink.type, guards)
         lanes = {Lane.ROWS, Lane.COPY_CSV}
         if sink.detail["typname"] in source.detail.get("copy_binary", ()):
             # The source writes exactly this type's binary form for the column.
