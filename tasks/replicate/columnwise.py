@@ -12,11 +12,16 @@ a check here may be stricter than the guard, never laxer.
 from __future__ import annotations
 
 import functools
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tasks.replicate.connector import Cell, Guard
 
+# Zeros stay, so that 01 does not become a number.
+_ONES = str.maketrans("23456789", "11111111")
+# No JSON document has this character in it.
+_SEPARATOR = "\x1e"
 _ZEROS = str.maketrans("123456789", "000000000")
 
 _DAY = "0000-00-00"
@@ -135,6 +140,41 @@ def _fraction(side: Side, digits: int | None, _: int | None) -> bool:
     return re.search(rf"\.\d{{{digits}}}\d*[1-9]", side.lines) is None
 
 
+class _Doubled(Exception):
+    """A key stands twice in one object."""
+
+
+def _keys(pairs: list[tuple[str, object]]) -> None:
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise _Doubled
+
+
+_DOCUMENTS = json.JSONDecoder(object_pairs_hook=_keys, parse_int=len, parse_float=len)
+
+
+def _whole_documents(texts: Collection[Cell]) -> bool:
+    """Whether these are JSON documents without a key twice; parsed in one call.
+
+    Each stands in a list of its own, so that halves of two do not make one.
+    """
+    try:
+        found = _DOCUMENTS.decode(f"[[{'],['.join(texts)}]]")  # type: ignore[arg-type]
+    except (ValueError, RecursionError, _Doubled):
+        return False
+    return len(found) == len(texts) and set(map(len, found)) == {1}
+
+
+def _distinct_keys(side: Side, _: int | None, __: int | None) -> bool:
+    together = _SEPARATOR.join(side.present)  # type: ignore[arg-type]
+    if "\\" not in together:
+        # Documents that a program wrote are often alike but for their numbers. (With an escape in
+        # it, one key can be spelt in two ways.)
+        alike = set(together.translate(_ONES).split(_SEPARATOR))
+        if _whole_documents(alike):
+            return True
+    return _whole_documents(side.present)
+
+
 def _before_midnight(side: Side, _: int | None, __: int | None) -> bool:
     return "\n24" not in f"\n{side.lines}" and _CHECKS["time", str](side, None, None)
 
@@ -155,6 +195,7 @@ _CHECKS: dict[tuple[str, type], Check] = {
     ("clock", str): _before_midnight,
     ("interval", str): _without_parts,
     ("unpadded", str): _unpadded,
+    ("distinct-keys", str): _distinct_keys,
 } | {
     (name, str): _shaped(pattern, seconds=name in _WITH_SECONDS)
     for name, pattern in _SHAPES.items()

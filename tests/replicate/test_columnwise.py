@@ -44,6 +44,11 @@ _ODD = [
     *("0", "-1.5", "+2", "1.", ".5", "1e3", "NaN", "-Infinity", "123456.789", "1.2300", "٣", ""),
     *("a\nb", "2026-11-30\n2026-11-30", "\n", "\0", "12:00:00\n", "true", "\\xab", "longer text"),
 ]
+_DOCUMENTS = [
+    *('{"a": 1}', '{"a": 12, "a": 3}', '{"a1": 1, "a2": 2}', '[{"b": {"c": 1, "c": 2}}]', "01"),
+    *(r'{"\u0061": 1, "a": 2}', r'{"b": "\u0061"}', '{"a": 1', '"b": 2}', "[1,2]", "1,2", "{}"),
+    *('{"a":\n 1}', "NaN", "1.5e3", '{"a": {"a": 1}}', '{"a": "\x1e"}', "[" * 5000),
+]
 _cells = st.one_of(
     st.sampled_from(_ODD),
     st.from_regex(r"[-+]?[0-9]{1,4}(\.[0-9]{1,4})?", fullmatch=True),
@@ -58,7 +63,11 @@ _cells = st.one_of(
 
 
 @pytest.mark.parametrize("guard", _GUARDS, ids=str)
-@given(cells=st.lists(st.one_of(st.none(), _cells), max_size=4) | st.lists(st.sampled_from(_ODD)))
+@given(
+    cells=st.lists(st.one_of(st.none(), _cells), max_size=4)
+    | st.lists(st.sampled_from(_ODD))
+    | st.lists(st.sampled_from(_DOCUMENTS))
+)
 def test_never_laxer_than_the_guard(guard, cells):
     side = Side(cells)
     if side.passes(guard):
@@ -78,6 +87,8 @@ def test_never_laxer_than_the_guard(guard, cells):
         (Guard("date"), ["2026-11-30", "0001-01-01"]),
         (Guard("time"), ["23:59:59", "00:00:00.5"]),
         (Guard("clock"), ["23:59:59", "00:00:00.5"]),
+        (Guard("distinct-keys"), ['{"a1": 1}', '{"a1": 20, "a2": [{"a1": 0.5}]}', None]),
+        (Guard("distinct-keys"), [r'{"a": "\""}', "null"]),
         (Guard("timestamp"), ["2026-11-30 23:59:59.5", "2026-11-30T00:00:00"]),
         (Guard("timestamptz"), ["2026-11-30 23:59:59.5+00", "2026-11-30T00:00:00Z"]),
         (Guard("calendar"), ["2026-11-30 23:59:59+00", "2026-11-30"]),
