@@ -189,6 +189,10 @@ def show(out: Output, run_id: UUID | str) -> None:
             "",
             ("created", "took", "error"),
         )
+        # Below it: beside an id there is no room for a sentence. Its own is told above.
+        for attempt in lineage:
+            if attempt["error_code"] and attempt["id"] != first["id"]:
+                out.say(f"attempt {attempt['attempt']}: {runs.failure(attempt)}")
     if children:
         out.say(f"\n{children['count']} child runs", "bold")
         out.table(

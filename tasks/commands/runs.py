@@ -137,6 +137,13 @@ def summed_up(children: Sequence[Run]) -> dict[str, Any]:
     }
 
 
+def failure(run: Run) -> str:
+    """Why an attempt ended without success, in its code and words; empty where it did not."""
+    if run["error_code"] is None:
+        return ""
+    return ": ".join(text for text in (run["error_code"], run["error_message"]) if text)
+
+
 def styled(status: str) -> Text:
     return Text(status, STYLES[JobRunStatus(status)])
 

@@ -25,7 +25,7 @@ from db.runs import JobRunRepository, Run
 from dispatch.lifecycle import JobRunStatus
 from tasks.commands import waits
 from tasks.commands.console import Output
-from tasks.commands.runs import EXIT_STATUS, as_json, named, summed_up
+from tasks.commands.runs import EXIT_STATUS, as_json, failure, named, summed_up
 
 FIRST_NAP_SECONDS = 0.05
 LONGEST_NAP_SECONDS = 0.5
@@ -78,6 +78,8 @@ def _follow(out: Output, root: UUID, bar: Progress) -> tuple[Run, list[Run]]:
                 runs = JobRunRepository(connection)
                 last = runs.last(root)
                 assert last is not None, "retention removes no run that is not finished for long"
+                passed_on = told != last["id"] and last["previous_run_id"] is not None
+                before = runs.get(last["previous_run_id"]) if passed_on else None
                 ended = last["status"] in _ENDED
                 children = runs.children(last["id"]) if ended else []
             answered = time.monotonic()
@@ -85,6 +87,9 @@ def _follow(out: Output, root: UUID, bar: Progress) -> tuple[Run, list[Run]]:
             if not is_connection_lost(error) or time.monotonic() - answered > OUTAGE_SECONDS:
                 raise
         else:
+            if before is not None and not ended:
+                # Also of one that the watcher has not seen: a run in backoff has no other reason.
+                out.say(f"attempt {before['attempt']}: {failure(before)}", "yellow")
             if told is not None and told != last["id"]:
                 out.say(f"attempt {last['attempt']}: {last['id']}", "yellow")
             told = last["id"]
@@ -191,7 +196,7 @@ def _tell_end(out: Output, last: Run, children: list[Run]) -> None:
         text += f", {last['rows_processed']:,} rows"
     out.say(text, STYLES[status])
     if last["error_code"]:
-        out.say(f"{last['error_code']}: {last['error_message'] or ''}", "red")
+        out.say(failure(last), "red")
     if last["cancellation_warning"]:
         out.say(last["cancellation_warning"], "yellow")
     if children:

@@ -37,7 +37,7 @@ def retried(rows: Callable[..., Any], run_id: str) -> str:
     claim(rows, run_id)
     found = rows(
         "with ended as (update job_run set status = 'RETRY_SCHEDULED', error_code = 'worker_lost', "
-        "finished_at = clock_timestamp() where id = %s returning *) "
+        "error_message = 'it is gone', finished_at = clock_timestamp() where id = %s returning *) "
         "insert into job_run (job_id, previous_run_id, root_run_id, attempt) "
         "select job_id, id, root_run_id, attempt + 1 from ended returning id",
         run_id,
@@ -170,6 +170,30 @@ def test_watching_follows_retries_to_the_last_attempt(cli: Cli, started: Any, ro
     (answer,) = answers
     assert answer.done().json["id"] == second
     assert answer.json["rows_processed"] == 9
+
+
+def test_why_an_attempt_ended_is_told_while_the_next_one_waits(
+    cli: Cli, started: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = started()
+    second = retried(rows, first)
+    assert "attempt 1: worker_lost: it is gone" in cli("run", "show", second).done().stdout
+    told: list[str] = []
+    monkeypatch.setattr(
+        "tasks.commands.console.Output.say", lambda self, text, style="": told.append(text)
+    )
+    watcher = threading.Thread(target=lambda: cli("run", "watch", second))
+    watcher.start()
+    until("of one before the watcher came", lambda: told, 20)
+    third = retried(rows, second)
+    until("of one that it has seen", lambda: told[3:] or f"attempt 3: {third}" in told, 20)
+    end(rows, third, "SUCCEEDED")
+    watcher.join(timeout=20)
+    assert told[:3] == [
+        "attempt 1: worker_lost: it is gone",
+        "attempt 2: worker_lost: it is gone",
+        f"attempt 3: {third}",
+    ]
 
 
 def test_waiting_for_a_trigger_exits_as_watching_does(cli: Cli, started: Any, rows: Any) -> None:
