@@ -98,6 +98,7 @@ class Job(Base):
     concurrency_key: Mapped[str | None] = mapped_column(ForeignKey("concurrency_key.key"))
     watermark: Mapped[str | None]
     watermark_type: Mapped[str | None]
+    watermark_reset_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     updated_at: Mapped[datetime] = mapped_column(server_default=NOW)
 

@@ -36,6 +36,8 @@ with held as materialized (
     and not exists (select from unnest(%(watermark_basis)s::text[]) as key
       where j.definition->key is distinct from d.job_snapshot->'definition'->key)
     and (j.watermark is not null or d.job_snapshot->>'watermark' is null)
+    -- A job that had none yet when it was reset shows it only by the time.
+    and (j.watermark_reset_at is null or j.watermark_reset_at <= d.datasources_resolved_at)
     -- Another key alone (R-X3) leaves updated_at, and a switch leaves the envelope.
     and not exists (select from datasource s
       where s.id in (j.source_id, j.sink_id) and s.updated_at > d.datasources_resolved_at

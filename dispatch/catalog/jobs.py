@@ -244,17 +244,21 @@ def _refuse_active(name: str, active: Sequence[Any]) -> None:
 
 
 def reset_watermark(session: Session, name: str, *, actor: str) -> Change | None:
-    """Forget how far a job has read, so that its next run reads everything; None where it has not.
+    """Forget how far a job has read, so that its next run reads everything (R-F3).
 
-    Raises UnknownJob.
+    A run that is at work does not set it again. None where there is neither a watermark nor a run
+    that could set one. Raises UnknownJob.
     """
     stored = catalog.job(session, name)
     catalog.lock(session, Job, [stored.id])
     before = stored.watermark
-    if before is None:
+    at_work = [run for run in history.active_runs(session, [stored.id]) if run.status != "PENDING"]
+    if before is None and not at_work:
         return None
     forget_watermark(session, stored, actor=actor)
-    return Change("edit", "job", name, (Difference("watermark", before, None),))
+    changed = () if before is None else (Difference("watermark", before, None),)
+    note = f"run {at_work[0].id} is at work, and sets no watermark any more" if at_work else None
+    return Change("edit", "job", name, changed, note)
 
 
 def forget_watermark(
@@ -266,6 +270,7 @@ def forget_watermark(
         detail["because"] = because
     stored.watermark = None
     stored.watermark_type = None
+    stored.watermark_reset_at = func.clock_timestamp()
     stored.updated_at = func.clock_timestamp()
     audit.record(
         session,

@@ -14,7 +14,8 @@ from run_support import Recorder, Rows, in_thread, new_job, run, waits_for_a_loc
 from support.waiting import until
 from worker_support import Claimer, new_datasource, new_run
 
-from dispatch import chains, enqueue, finalization
+from dispatch import catalog, chains, enqueue, finalization
+from dispatch.catalog import jobs
 from dispatch.claims import ClaimedRun
 from dispatch.context import Outcome
 from dispatch.finalization import (
@@ -309,6 +310,34 @@ def test_a_first_run_does_not_set_the_watermark_of_what_its_job_became__R_F3(
     assert service.finish(claimer.link, claimed, success(outcome)) is not None
     assert rows("select watermark from job") == [{"watermark": None}]
     assert run(rows, claimed.id)["committed_watermark"] is None
+
+
+@pytest.mark.parametrize("watermark", [None, "1"])
+def test_a_run_from_before_a_reset_does_not_set_the_watermark_again__R_F3(
+    rows: Rows, claimer: Claimer, service: RunFinalizationService, watermark: str | None
+) -> None:
+    job = new_job(
+        rows, "orders", "allow", watermark=watermark, watermark_type=watermark and "bigint"
+    )
+    first, second = held(rows, claimer, job), held(rows, claimer, job)
+    with catalog.editing() as session:
+        change = jobs.reset_watermark(session, "orders", actor="somebody")
+    assert change is not None
+    assert change.note is not None
+    third = held(rows, claimer, job)
+    outcome = Outcome(watermark="9", watermark_type="bigint")
+    assert service.finish(claimer.link, first, success(outcome)) is not None
+    assert rows("select watermark from job") == [{"watermark": None}]
+    service.finish(claimer.link, third, success(Outcome(watermark="5", watermark_type="bigint")))
+    assert service.finish(claimer.link, second, success(outcome)) is not None
+    assert rows("select watermark from job") == [{"watermark": "5"}]
+    assert run(rows, second.id)["committed_watermark"] is None
+
+
+def test_a_job_without_watermark_and_run_has_nothing_to_reset(rows: Rows, claimer: Claimer) -> None:
+    new_job(rows, "orders")
+    with catalog.editing() as session:
+        assert jobs.reset_watermark(session, "orders", actor="somebody") is None
 
 
 def test_a_retry_begins_anew_with_what_the_first_was_given__R_R3(
