@@ -454,6 +454,23 @@ def test_a_good_configuration_is_tested_by_looking(tmp_path):
         Files().test({"path": str(tmp_path / "no" / "where.csv"), "format": "csv"})
 
 
+def test_a_path_that_does_not_exist_is_told_as_such(tmp_path):
+    folder = {"path": str(tmp_path / "in"), "format": "csv"}
+    with pytest.raises(SourceError, match="in does not exist: make the folder"):
+        Files().test(folder)
+    with Files().source(folder) as source:
+        with pytest.raises(SourceError, match="in does not exist"):
+            request_for(source, "people")
+        with pytest.raises(SourceError, match="in does not exist"):
+            source.tables()
+    with Files().sink(folder) as sink, pytest.raises(SinkError, match="in does not exist: make"):
+        sink.describe(("people",))
+    file = {"path": str(tmp_path / "people.csv"), "format": "csv"}
+    assert "does not exist yet" in Files().test(file)
+    with Files().sink(file) as sink:
+        assert sink.describe(("people",)) is None
+
+
 def test_parquet_without_pyarrow_tells_the_install_command(monkeypatch):
     import importlib.util
 

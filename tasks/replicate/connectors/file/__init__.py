@@ -63,6 +63,13 @@ class Files(Connector):
         files = place.files()
         if not files and not place.folder.is_dir():
             raise SourceError(f"{place.folder} is no folder", permanent=True)
+        if place.is_absent:
+            # By its ending it is a file, which a sink makes; else most likely a folder.
+            if place.path.suffix not in place.format.suffixes:
+                raise SourceError(
+                    f"{place.path} does not exist: make the folder, or the file", permanent=True
+                )
+            return f"{place.path} does not exist yet; a sink makes it"
         count = f"{len(files)} {config['format']} file{'' if len(files) == 1 else 's'}"
         return f"{count} at {config['path']}"
 

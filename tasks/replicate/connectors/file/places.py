@@ -10,7 +10,6 @@ from typing import Any
 
 from tasks.replicate.connector import TableName
 from tasks.replicate.connectors.file import formats
-from tasks.replicate.names import join_name
 
 _SPECIAL = "*?["
 
@@ -28,6 +27,7 @@ class Place:
         self.is_pattern = any(char in str(self.path) for char in _SPECIAL)
         self.is_folder = not self.is_pattern and self.path.is_dir()
         self.folder = self.path if self.is_folder else self.path.parent
+        self.is_absent = not self.is_pattern and not self.path.exists()
 
     def files(self) -> list[Path]:
         """Every file of the format, sorted; hidden ones left out."""
@@ -40,6 +40,9 @@ class Place:
         return sorted(p for p in found if p.is_file() and not p.name.startswith("."))
 
     def tables(self) -> list[TableName]:
+        """Raises NoTable where the path does not exist."""
+        if self.is_absent:
+            raise NoTable(f"{self.path} does not exist")
         if self.is_folder:
             return [(path.stem,) for path in self.files()]
         return [(self.own_name(),)]
@@ -59,11 +62,10 @@ class Place:
     def find(self, table: TableName) -> list[Path]:
         """The files of a table; raises NoTable where there is none."""
         name = ".".join(table)
+        if self.is_absent:
+            raise NoTable(f"{self.path} does not exist")
         if not self.is_folder:
-            if name not in (self.own_name(), self.path.name):
-                raise NoTable(
-                    f"{join_name(table)} is no table of {self.path}; its table is {self.own_name()}"
-                )
+            self._check_own(name)
             found = self.files()
             if not found:
                 raise NoTable(f"{name}: no file matches {self.path}")
@@ -80,12 +82,19 @@ class Place:
         if self.is_pattern:
             raise NoTable(f"{self.path} is a pattern, and only one file is written: name a folder")
         if not self.is_folder:
-            if name not in (self.own_name(), self.path.name):
-                raise NoTable(
-                    f"{join_name(table)} is no table of {self.path}; its table is {self.own_name()}"
-                )
+            self._check_own(name)
             return _real(self.path)
         return _real(self._in_folder(name))
+
+    def _check_own(self, name: str) -> None:
+        if name in (self.own_name(), self.path.name):
+            return
+        if self.is_absent:
+            raise NoTable(
+                f"{self.path} does not exist: make the folder, or call the table "
+                f"{self.own_name()}, as the file that would be made there"
+            )
+        raise NoTable(f"{name} is no table of {self.path}; its table is {self.own_name()}")
 
     def _in_folder(self, name: str) -> Path:
         if not name or name.startswith(".") or "/" in name or os.sep in name or "\0" in name:
