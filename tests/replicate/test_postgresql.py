@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import psycopg
 import pytest
 from conformance import Harness, Sample, SinkConformance, SourceConformance
-from psycopg import sql
-from replication_kit import Database
+from psycopg import conninfo, sql
+from replication_kit import Database, url_of
 
-from tasks.replicate.connector import Kind, Row
-from tasks.replicate.connectors.postgresql import PostgreSQL
+from tasks.replicate.connector import Kind, Row, SinkError, SourceError
+from tasks.replicate.connectors.postgresql import PostgreSQL, session
 from tasks.replicate.names import join_name, split_name
 
 
@@ -114,3 +115,31 @@ class TestSink(SinkConformance):
     @pytest.fixture
     def harness(self, postgresql: PostgreSQLHarness) -> Harness:
         return postgresql
+
+
+def test_a_login_that_can_never_work_is_permanent(source: Database) -> None:
+    whole = source.config["url"]
+    for wrong in ({"user": "nobody_knows_them"}, {"dbname": "nobody_made_it"}):
+        url = url_of(conninfo.make_conninfo(whole, **wrong))
+        with pytest.raises(SourceError) as caught:
+            PostgreSQL().test({"url": url})
+        assert caught.value.permanent, str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "permanent"),
+    [
+        ('connection failed: FATAL:  password authentication failed for user "a"', True),
+        ('FATAL:  no pg_hba.conf entry for host "::1"\nFATAL:  role "a" does not exist', True),
+        ("connection to server failed: fe_sendauth: no password supplied", True),
+        ('FATAL:  role "a" does not exist\n- host b: connection timeout expired', False),
+        ("connection failed: FATAL:  sorry, too many clients already", False),
+        ("connection failed: FATAL:  the database system is starting up", False),
+        ('FATAL:  LDAP authentication failed for user "a"', False),
+        ("the connection is closed", False),
+    ],
+)
+def test_a_refused_connection_is_judged_by_its_text(text: str, permanent: bool) -> None:
+    with pytest.raises(SinkError) as caught, session.errors(SinkError, {}):
+        raise psycopg.OperationalError(text)
+    assert caught.value.permanent is permanent

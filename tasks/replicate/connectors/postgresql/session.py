@@ -153,11 +153,30 @@ def describe_error(error: psycopg.Error, config: Mapping[str, Any]) -> str:
     return redact(f"{where}{message} (SQLSTATE {state})", secrets_of(config))
 
 
-# Errors that another attempt would only repeat: data, constraints, dependents, names, rights,
-# features.
-_PERMANENT = ("22", "23", "2B", "42", "0A", "3D", "3F")
+# Errors that another attempt would only repeat: data, constraints, logins, dependents, names,
+# rights, features.
+_PERMANENT = ("22", "23", "28", "2B", "42", "0A", "3D", "3F")
+# libpq hands out no SQLSTATE of a connection that was refused, only text. What is not known, such
+# as another language, is tried again.
+_NO_LOGIN = re.compile(
+    r'FATAL:  (?:(?:password|Peer|Ident|certificate) authentication failed for user "'
+    r'|role ".*" (?:does not exist$|is not permitted to log in$)|database ".*" does not exist$'
+    r"|no pg_hba\.conf entry for |pg_hba\.conf rejects connection for "
+    r'|permission denied for database ")|fe_sendauth: no password supplied$'
+)
+_BESIDE = ("DETAIL:", "HINT:", "Multiple connection attempts failed.")
 # Only a part of a parallel read waits for a limited time (PostgreSQLSource.join).
 _LOCK_TIMEOUT = "55P03"
+
+
+def _is_permanent(error: psycopg.Error) -> bool:
+    """Whether another attempt would only repeat it."""
+    if error.sqlstate is not None:
+        return error.sqlstate.startswith(_PERMANENT)
+    lines = [line.strip() for line in str(error).splitlines()]
+    failures = [line for line in lines if line and not line.startswith(_BESIDE)]
+    # Of several addresses each has a line: one that is only away may answer the next time.
+    return bool(failures) and all(_NO_LOGIN.search(line) for line in failures)
 
 
 @contextlib.contextmanager
@@ -169,7 +188,7 @@ def errors(kind: type[SourceError] | type[SinkError], config: Mapping[str, Any])
     except urls.UnusableURL as error:
         raise kind(f"{side}: {error}", permanent=True) from None
     except psycopg.Error as error:
-        permanent = (error.sqlstate or "").startswith(_PERMANENT)
+        permanent = _is_permanent(error)
         message = describe_error(error, config)
         if kind is SourceError and error.sqlstate == _LOCK_TIMEOUT:
             message += "; another session waits to truncate or alter a table that this run reads"
