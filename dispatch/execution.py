@@ -137,11 +137,13 @@ def _performed(run: HeldRun, handler: Handler) -> Ending | None:
         if context.stop_reason is not None:
             return stopped_by(run, context.stop_reason)
         message = _message(error)
+        # The worker's log has the lines of many runs.
+        told = f"the run failed (run {context.id} of {context.job})"
         if isinstance(error, HandlerFailure):
             # A failure that the handler foresaw: its message says it all.
-            context.log.error("the run failed: %s", message)
+            context.log.error("%s: %s", told, message)
             return _failed(run, _code(error), message, permanent=_is_permanent(error))
-        context.log.error("the run failed: %s", type(error).__name__, exc_info=error)
+        context.log.error("%s: %s", told, type(error).__name__, exc_info=error)
         return _failed(run, "handler_error", f"{type(error).__name__}: {message}")
     outcome = returned if isinstance(returned, Outcome) else Outcome(result=returned)
     return finalization.success(outcome, run.fresh_progress())

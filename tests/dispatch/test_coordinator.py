@@ -183,7 +183,7 @@ def test_a_snapshot_that_cannot_be_opened_fails_by_name_and_without_content__R_X
 @pytest.mark.parametrize(
     ("fails", "told"),
     [
-        (lambda text: HandlerFailure(text, code="source_error"), "the run failed: cannot reach"),
+        (lambda text: HandlerFailure(text, code="source_error"), "of leak): cannot reach"),
         (RuntimeError, "Traceback (most recent call last)"),
     ],
 )
@@ -209,6 +209,7 @@ def test_no_secret_reaches_errors_or_logs__R_X2(
     [log] = rows("select head from run_log where run_id = %s", run_id)
     assert "connecting to postgresql://reader:***@" in log["head"]
     assert told in log["head"]
+    assert f"the run failed (run {run_id} of leak): " in caplog.text
     everything = caplog.text + log["head"] + str(found) + str(worker.events)
     assert PASSWORD not in everything
     assert str(found["lease_token"]) not in caplog.text + log["head"] + str(worker.events)
