@@ -41,10 +41,16 @@ def create(
         definitions.append(
             sql.SQL("primary key ({})").format(comma([sql.Identifier(name) for name in key]))
         )
+    cannot = f"sink {join_name(table)} cannot be created"
     try:
         connection.execute(_CREATE.format(identifier(table[-2:]), comma(definitions)))
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SinkError(
+            f"{cannot}: {error.diag.message_primary}; grant usage, create on that schema (usage on "
+            f"that type) to {connection.info.user}, or create the table for it",
+            permanent=True,
+        ) from None
     except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidSchemaName) as error:
-        cannot = f"sink {join_name(table)} cannot be created"
         lacking = _lacking(connection, columns, types)
         if lacking:
             raise SinkError(
