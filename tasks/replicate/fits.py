@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tasks.replicate.connector import ColumnType, Fit, Guard, Kind
 
-_QUERY = "convert it in a query, where it is visible"
+_QUERY = "convert it at the source, such as in a query, where it is visible"
 _TIMES = frozenset({Kind.TIME, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 _TEXTUAL = (
     frozenset({Kind.TEXT, Kind.JSON, Kind.UUID, Kind.OTHER, Kind.INTERVAL, Kind.DATE}) | _TIMES

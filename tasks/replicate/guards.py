@@ -401,6 +401,7 @@ def _one_by_one(guard: Guard, values: Sequence[Cell], column: ColumnPlan) -> Seq
     except ValueError as error:
         raise SourceError(
             f"column {column.source.name}: a value {error} (sink column {column.sink.name}, "
-            f"{column.sink.type.name}); change the sink column, or convert it in a query",
+            f"{column.sink.type.name}); change the sink column, or convert it at the source, "
+            "such as in a query",
             permanent=True,
         ) from None

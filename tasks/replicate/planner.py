@@ -42,8 +42,10 @@ def chosen(spec: ReplicationSpec, relation: Relation) -> list[Column]:
     missing = [name for name in names if relation.column(name) is None]
     if missing:
         have = ", ".join(column.name for column in relation.columns)
+        hint = f"; {relation.hint}" if relation.hint else ""
         raise SourceError(
-            f"nothing was changed: the source has no column {', '.join(missing)} (it has {have})",
+            f"nothing was changed: the source has no column {', '.join(missing)} (it has "
+            f"{have}){hint}",
             permanent=True,
         )
     return [column for name in names if (column := relation.column(name)) is not None]
@@ -98,6 +100,8 @@ def plan(
         target = theirs.column(name)
         if target is None:
             problems.append(_missing(spec, name, table))
+            if ours.hint:
+                problems.append(ours.hint)
             continue
         if target.generated:
             if spec.source.columns is not None or spec.source.query is not None:

@@ -102,6 +102,8 @@ class Relation:
     """An estimate for progress; None is unknown."""
     detail: Mapping[str, Any] = field(default_factory=dict)
     """What only the connector itself needs to remember about it; must be picklable."""
+    hint: str = ""
+    """What to look at where its columns are not those that were expected."""
 
     def column(self, name: str) -> Column | None:
         return next((column for column in self.columns if column.name == name), None)

@@ -471,6 +471,22 @@ def test_a_path_that_does_not_exist_is_told_as_such(tmp_path):
         assert sink.describe(("people",)) is None
 
 
+@pytest.mark.parametrize("columns", [None, ["id"]])
+def test_a_file_of_another_delimiter_is_told_as_such(tmp_path, columns):
+    (tmp_path / "people.csv").write_text("id;name\n1;a\n")
+    (tmp_path / "sink.csv").write_text("id,name\n")
+    reads = {"table": "people", **({"columns": columns} if columns else {})}
+    config = {"path": str(tmp_path), "format": "csv"}
+    task = Job(
+        config, config, definition(reads, {"table": "sink"}, "complete"), connectors=("file",) * 2
+    )
+    with pytest.raises(HandlerFailure, match="one column; is its delimiter ';'"):
+        task.run()
+    task.source = {**config, "delimiter": ";"}
+    task.run()
+    assert (tmp_path / "sink.csv").read_text().startswith("id")
+
+
 def test_parquet_without_pyarrow_tells_the_install_command(monkeypatch):
     import importlib.util
 

@@ -34,6 +34,7 @@ from tasks.replicate.connectors.file.formats import (
 from tasks.replicate.guards import guarded
 
 TEXT = ColumnType(Kind.TEXT, "csv text", loose=True)
+_DELIMITERS = (",", ";", "\t", "|")
 
 
 class CSV(Format):
@@ -54,7 +55,16 @@ class CSV(Format):
                 raise BadFile(f"{path}: its columns are not those of {first}")
         if not names:
             raise BadFile(f"{first}: is empty, so that its columns are not known")
-        return Relation(tuple(Column(name, TEXT) for name in names))
+        return Relation(tuple(Column(name, TEXT) for name in names), hint=self._hint(names))
+
+    def _hint(self, names: Sequence[str]) -> str:
+        """A word on the delimiter where the only column's name looks like many."""
+        used = [mark for mark in _DELIMITERS if mark in names[0]] if len(names) == 1 else []
+        if not used:
+            return ""
+        return (
+            f"the file has one column; is its delimiter {used[0]!r}? (the datasource's delimiter)"
+        )
 
     # Reading
 

@@ -259,7 +259,7 @@ class _ParquetWriter(Writer):
     def _not_stored(self, name: str) -> str:
         return (
             f"column {name}: a value cannot be stored as {self._schema.field(name).type} "
-            "unchanged; change the sink column, or convert it in a query"
+            "unchanged; change the sink column, or convert it at the source, such as in a query"
         )
 
     def _number(self, record: pa.RecordBatch) -> None:

@@ -272,7 +272,7 @@ def _explained(error: SinkError, load: Load) -> SinkError:
             return SinkError(
                 f"column {plan.sink.name}: a value of {plan.source.name} "
                 f"({plan.source.type.name}) does not fit {plan.sink.type.name} unchanged; change "
-                "the sink column, or convert it in a query",
+                "the sink column, or convert it at the source, such as in a query",
                 permanent=True,
             )
     return error
