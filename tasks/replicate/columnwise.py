@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from tasks.replicate.connector import Cell, Guard
 
-# Zeros stay, so that 01 does not become a number.
-_ONES = str.maketrans("23456789", "11111111")
+# Zeros would be no numbers where they lead.
+_ONES = str.maketrans("023456789", "111111111")
 # No JSON document has this character in it.
 _SEPARATOR = "\x1e"
 _ZEROS = str.maketrans("123456789", "000000000")

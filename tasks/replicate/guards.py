@@ -255,12 +255,17 @@ def interval(cell: Cell, digits: int | None, _: int | None) -> Cell:
 
 
 def distinct_keys(cell: Cell, _: int | None, __: int | None) -> Cell:
-    """A document with no key twice in one object, of which the sink would keep the last."""
+    """A document with no key twice in one object, of which the sink would keep the last.
+
+    What is no document the sink refuses by itself.
+    """
     try:
         # Only the keys are looked at: no number is made of digits.
         json.loads(str(cell), object_pairs_hook=_distinct, parse_int=len, parse_float=len)
-    except (json.JSONDecodeError, RecursionError):
-        raise ValueError("is no JSON document, or too deep a one") from None
+    except json.JSONDecodeError:
+        return cell
+    except RecursionError:
+        raise ValueError("is too deep a JSON document") from None
     return cell
 
 

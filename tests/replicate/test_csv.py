@@ -319,3 +319,21 @@ def test_records_longer_than_a_block_stay_whole(tmp_path: Path) -> None:
     found = list(csv_text.chunks(path, csv_text.Dialect()))
     assert b"".join(found) == ("\n".join(records) + "\n").encode()
     assert all(chunk.count(b'"') % 2 == 0 for chunk in found)
+
+
+@given(
+    texts=st.lists(
+        st.tuples(st.text(alphabet='ab",\n\x1f', max_size=4), st.booleans()), min_size=1, max_size=5
+    )
+    | st.lists(st.tuples(st.text(alphabet='ab"', max_size=4), st.just(True)), min_size=1)
+)
+def test_fields_lose_their_quotes_and_nothing_else(texts):
+    written, wanted = [], []
+    for text, quoted in texts:
+        if quoted or set(text) & set('",\n'):
+            written.append('"' + text.replace('"', '""') + '"')
+            wanted.append(text)
+        else:
+            written.append(text)
+            wanted.append(None if text == "" else text)
+    assert csv_text.unquoted(written, "") == wanted
