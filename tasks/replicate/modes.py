@@ -108,8 +108,7 @@ class Replication:
             self._refuse_itself(source, sink, request, theirs)
             plan = planner.plan(self.spec, source, sink, ours, theirs)
             for warning in plan.warnings:
-                self._warnings.append(warning)
-                self.context.log.warning("%s", warning)
+                self._warn(warning)
             request = request.planned(plan.columns)
             load = self._load(theirs, plan)
             planner.refuse(sink.refusals(load))
@@ -244,8 +243,7 @@ class Replication:
             )
         bound = source.bound(request, column, self.spec.lag)
         if bound.warning is not None:
-            self._warnings.append(bound.warning)
-            self.context.log.warning("%s", bound.warning)
+            self._warn(bound.warning)
         return bound
 
     # Moving the rows
@@ -349,8 +347,7 @@ class Replication:
         parts = source.split(request, self.spec.parallelism)
         warning = parts[0].bounds.get("warning")
         if warning is not None:
-            self._warnings.append(warning)
-            self.context.log.warning("%s", warning)
+            self._warn(warning)
         return parts
 
     def _transfer(
@@ -392,6 +389,11 @@ class Replication:
             bandwidth=self.spec.bandwidth,
         )
 
+    def _warn(self, warning: str) -> None:
+        """Tell it in the run's log and, at the end, with its result."""
+        self._warnings.append(warning)
+        self.context.log.warning("%s", warning)
+
     # Afterwards
 
     def _verify(self, source: Source, sink: Sink, request: ReadRequest, load: Load) -> None:
@@ -425,8 +427,7 @@ class Replication:
         except SinkError as error:
             warnings = [f"the rows are in place, but what follows them failed: {error}"]
         for warning in warnings:
-            self._warnings.append(warning)
-            self.context.log.warning("%s", warning)
+            self._warn(warning)
 
     def _outcome(self, counts: Counts, bound: Bound | None, plan: planner.Plan) -> Outcome:
         counters = {
