@@ -20,12 +20,14 @@ import psycopg
 import pytest
 import sqlalchemy
 from psycopg import conninfo, sql
+from support import databases
 
 from db import embedded, migrations, settings
 
 # Read before any test: the tests themselves must not see a developer's own settings.
 GIVEN_DATABASE = os.environ.get("CLAIMCHECK_TEST_DATABASE_URL")
 GIVEN_REDIS = os.environ.get("CLAIMCHECK_TEST_REDIS_URL")
+GIVEN_SINK = os.environ.get("CLAIMCHECK_TEST_SINK_URL")
 
 # What a thread of the app does behind the end of its test reaches no server, and starts none.
 os.environ["DATABASE_URL"] = "postgresql://127.0.0.1:1/between-tests"
@@ -59,6 +61,16 @@ def database_server(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
+def sink_server(request: pytest.FixtureRequest) -> str:
+    """Where tests of replication write to: ``database_server``, unless another is given."""
+    if GIVEN_SINK:
+        return settings.parse_database_url("CLAIMCHECK_TEST_SINK_URL", GIVEN_SINK)
+    server = request.getfixturevalue("database_server")
+    assert isinstance(server, str)
+    return server
+
+
+@pytest.fixture(scope="session")
 def redis_server(request: pytest.FixtureRequest) -> str:
     """URL of a broker for tests that neither stop nor flush it."""
     if GIVEN_REDIS:
@@ -87,9 +99,7 @@ def drop_database(server: str, database: str) -> None:
     name = conninfo.conninfo_to_dict(database)["dbname"]
     assert isinstance(name, str)
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(
-            sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
-        )
+        databases.drop(connection, name)
 
 
 @pytest.fixture

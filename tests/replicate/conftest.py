@@ -23,8 +23,9 @@ def source(new_database: Callable[[], Database]) -> Database:
 
 
 @pytest.fixture
-def sink(new_database: Callable[[], Database]) -> Database:
-    return new_database()
+def sink(sink_server: str) -> Iterator[Database]:
+    with fresh_database(sink_server) as database:
+        yield database
 
 
 @pytest.fixture

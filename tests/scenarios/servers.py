@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,9 +52,13 @@ class Postgres:
     folder: Path
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
+    # Puts a build of another version into a folder, and returns where its programs are.
+    install: Callable[[Path], Path] | None = None
 
     def __post_init__(self) -> None:
         self._place = place.settle(place.prepare_home(self.folder))
+        # Beside the data: the server's account may read nothing else of ours.
+        self._programs = self.install(self._place.data) if self.install else None
         self._data = self._place.data / "server"
         self.log = self.folder / "postgres.log"
 
@@ -74,7 +79,7 @@ class Postgres:
         options = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [str(binaries.postgres(self._place, "postgres")), "-D", str(self._data),
+                [self._program("postgres"), "-D", str(self._data),
                  "-p", str(self.port), *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -144,6 +149,11 @@ class Postgres:
         for folder in {self._place.data, self._place.base} - {self._place.home}:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def _program(self, name: str) -> str:
+        return str(
+            self._programs / name if self._programs else binaries.postgres(self._place, name)
+        )
+
     def _family(self, pid: int) -> list[psutil.Process]:
         try:
             return psutil.Process(pid).children(recursive=True)
@@ -161,7 +171,7 @@ class Postgres:
 
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
-            [str(binaries.postgres(self._place, program)), *arguments],
+            [self._program(program), *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

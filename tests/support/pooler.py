@@ -1,4 +1,4 @@
-"""A PgBouncer in transaction mode, where this machine has one."""
+"""A PgBouncer, where this machine has one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def program() -> str | None:
 
 
 @contextlib.contextmanager
-def pooled(database: str) -> Iterator[str]:
-    """The conninfo of ``database`` through a PgBouncer of two server connections."""
+def pooled(database: str, mode: str = "transaction", size: int = 2) -> Iterator[str]:
+    """The conninfo of ``database`` through a PgBouncer of ``size`` server connections."""
     found = program()
     assert found is not None
     given = conninfo.conninfo_to_dict(database)
@@ -42,8 +42,8 @@ listen_port = {port}
 unix_socket_dir =
 auth_type = any
 auth_file = {folder}/users
-pool_mode = transaction
-default_pool_size = 2
+pool_mode = {mode}
+default_pool_size = {size}
 logfile =
 """
     )

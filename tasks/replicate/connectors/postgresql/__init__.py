@@ -26,8 +26,11 @@ class PostgreSQL(Connector):
         analyze=True,
         patterns=True,
         cancel="cancel request, then the socket is shut down",
-        tested="15 and 18; 12 to 14, 16 and 17 are untested",
-        settings={"url": "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"},
+        tested="12 to 18, also from one to another",
+        settings={
+            "url": "postgresql://USER:PASSWORD@HOST:PORT/DATABASE",
+            "pooler": "session, where url is a pooler that keeps a session for each client",
+        },
         secrets=frozenset({"url"}),
     )
 
@@ -36,7 +39,7 @@ class PostgreSQL(Connector):
         from tasks.replicate.connectors.postgresql import session
 
         found = [
-            f"{key}: is no setting of postgresql; it has url"
+            f"{key}: is no setting of postgresql; it has url and pooler"
             for key in config
             if key not in self.capabilities.settings
         ]
@@ -45,6 +48,8 @@ class PostgreSQL(Connector):
             session.conninfo_of(config)
         except ValueError as error:
             found.append(str(error))
+        if config.get("pooler", session.SESSION) != session.SESSION:
+            found.append(f"pooler: may only be {session.SESSION}; without one leave it out")
         return found
 
     def test(self, config: Mapping[str, Any]) -> str:

@@ -170,8 +170,10 @@ join pg_catalog.pg_class c on c.oid = i.indexrelid
 where i.indrelid = pg_catalog.to_regclass(%s)
 order by i.indexrelid
 """
+# Taken as a document, because PostgreSQL 12 has no such column.
 _STATISTICS = """
-select n.nspname, s.stxname, s.stxstattarget from pg_catalog.pg_statistic_ext s
+select n.nspname, s.stxname, (pg_catalog.to_jsonb(s) ->> 'stxstattarget')::int
+from pg_catalog.pg_statistic_ext s
 join pg_catalog.pg_namespace n on n.oid = s.stxnamespace
 where s.stxrelid = pg_catalog.to_regclass(%s)
 order by s.oid

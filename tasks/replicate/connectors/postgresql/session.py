@@ -16,6 +16,13 @@ from dispatch.redaction import redact, secrets_of
 from tasks.replicate.connector import SinkError, SourceError
 from tasks.replicate.connectors import urls
 
+SESSION = "session"
+POOLED = (
+    "url: a pooler such as PgBouncer answers there. Settings, snapshots and locks need a session "
+    "of their own: give the server's own address or, where each client of the pooler keeps its "
+    "session until it leaves (pool_mode = session), add pooler: session"
+)
+
 CONNECT_SECONDS = 10
 CANCEL_SECONDS = 0.3
 
@@ -43,7 +50,10 @@ _NEWER_SETTINGS = {
     170000: {"transaction_timeout": "0"},
 }
 
-_SET = "select set_config(name, value, false) from unnest(%s::text[], %s::text[]) s (name, value)"
+_SET = """
+select pg_catalog.pg_backend_pid(),
+  array(select set_config(name, value, false) from unnest(%s::text[], %s::text[]) s (name, value))
+"""
 
 
 def conninfo_of(config: Mapping[str, Any]) -> str:
@@ -69,7 +79,10 @@ def conninfo_of(config: Mapping[str, Any]) -> str:
 
 
 def connect(config: Mapping[str, Any], *, name: str) -> psycopg.Connection[Any]:
-    """Open a connection in autocommit with the session settings; psycopg's errors pass."""
+    """Open a connection in autocommit with the session settings; psycopg's errors pass.
+
+    Raises `UnusableURL` where the session may be another one at the next statement.
+    """
     connection = psycopg.connect(
         conninfo_of(config),
         autocommit=True,
@@ -86,7 +99,10 @@ def connect(config: Mapping[str, Any], *, name: str) -> psycopg.Connection[Any]:
         for version, newer in _NEWER_SETTINGS.items():
             if connection.info.server_version >= version:
                 settings |= newer
-        connection.execute(_SET, (list(settings), list(settings.values())))
+        row = connection.execute(_SET, (list(settings), list(settings.values()))).fetchone()
+        # What answers for the server gives a number of its own for the session.
+        if row and row[0] != connection.info.backend_pid and config.get("pooler") != SESSION:
+            raise urls.UnusableURL(POOLED)
     except BaseException:
         connection.close()
         raise
@@ -167,6 +183,7 @@ _NO_LOGIN = re.compile(
 _BESIDE = ("DETAIL:", "HINT:", "Multiple connection attempts failed.")
 # Only a part of a parallel read waits for a limited time (PostgreSQLSource.join).
 _LOCK_TIMEOUT = "55P03"
+_NO_RIGHT = "42501"
 
 
 def _is_permanent(error: psycopg.Error) -> bool:
@@ -190,6 +207,18 @@ def errors(kind: type[SourceError] | type[SinkError], config: Mapping[str, Any])
     except psycopg.Error as error:
         permanent = _is_permanent(error)
         message = describe_error(error, config)
-        if kind is SourceError and error.sqlstate == _LOCK_TIMEOUT:
-            message += "; another session waits to truncate or alter a table that this run reads"
+        if kind is SourceError:
+            message += _way_out(error, config)
         raise kind(f"{side}: {message}", permanent=permanent) from None
+
+
+def _way_out(error: psycopg.Error, config: Mapping[str, Any]) -> str:
+    """What helps against an error of reading; empty where nobody can say."""
+    if error.sqlstate == _LOCK_TIMEOUT:
+        return "; another session waits to truncate or alter a table that this run reads"
+    if error.sqlstate != _NO_RIGHT:
+        return ""
+    role = conninfo.conninfo_to_dict(conninfo_of(config)).get("user", "that reads")
+    if "row-level security" in str(error):
+        return f"; no row may be left out: alter role {role} bypassrls, or read as another"
+    return f"; role {role} needs usage on the schemas and select on the tables that the job reads"
