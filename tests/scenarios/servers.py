@@ -33,6 +33,8 @@ _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
     "max_connections": "120",
+    # None by default, and then what a prepared transaction does cannot be seen.
+    "max_prepared_transactions": "10",
     "shared_buffers": "64MB",
     # Nothing here outlives the machine; a killed server still finds what the kernel has.
     "fsync": "off",

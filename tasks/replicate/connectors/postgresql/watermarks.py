@@ -2,9 +2,11 @@
 
 A column that is set from the transaction's time (``now()``) gets the time at which its
 transaction began, and the row shows only when it commits. So a row may appear below the greatest
-value already read. Every such row belongs to a transaction that was open when we looked; its time
-is not below the oldest open ``xact_start``. That bound, taken before the read's snapshot, misses
-nothing. Where it cannot be known, nothing is guessed: the job must say a lag.
+value already read. Every such row belongs to a transaction that was open when we looked, or to a
+later one of a message that the server was at work on: what one message begins has the time at which
+the message came. So no such row's time is below the oldest open ``xact_start`` or the oldest
+``query_start`` of a session at work. That bound, taken before the read's snapshot, misses nothing.
+Where it cannot be known, nothing is guessed: the job must say a lag.
 """
 
 from __future__ import annotations
@@ -25,19 +27,25 @@ MARGIN_SECONDS = 1
 _KNOWN = """
 select pg_catalog.pg_is_in_recovery() as standby,
        pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'usage') as sees_all,
-       pg_catalog.current_setting('track_activities')::bool as tracked,
-       exists (select from pg_catalog.pg_prepared_xacts
-               where database = pg_catalog.current_database()) as prepared
+       pg_catalog.current_setting('track_activities')::bool as tracked
 """
 
 # Autovacuum writes no rows of a user's; every other session of this database may.
 _OLDEST = """
-select (least(min(xact_start), clock_timestamp()) - make_interval(secs => %s))::text
+select (least(min(xact_start), min(query_start) filter (where state <> 'idle'), clock_timestamp())
+        - make_interval(secs => %s))::text as bound,
+       min(usename) filter (where state = 'disabled') as hidden
 from pg_catalog.pg_stat_activity
 where pid <> pg_catalog.pg_backend_pid()
   and (datname = pg_catalog.current_database() or datname is null)
   and backend_type is distinct from 'autovacuum worker'
   and backend_type is distinct from 'walsender'
+"""
+
+# Asked after the sessions: what is prepared in between was open then, or is still prepared now.
+_PREPARED = """
+select exists (select from pg_catalog.pg_prepared_xacts
+               where database = pg_catalog.current_database())
 """
 
 # Rows that logical replication brings carry the times of another server's transactions.
@@ -149,7 +157,7 @@ def _foreign(connection: psycopg.Connection[Any], source: sql.Composable) -> boo
 def _safe(connection: psycopg.Connection[Any], source: sql.Composable, column: Column) -> Bound:
     row = connection.execute(_KNOWN).fetchone()
     assert row is not None
-    standby, sees_all, tracked, prepared = row
+    standby, sees_all, tracked = row
     if standby:
         raise SourceError(
             "the source is a standby, which does not show the primary's open transactions: read "
@@ -169,15 +177,22 @@ def _safe(connection: psycopg.Connection[Any], source: sql.Composable, column: C
             "subscription), whose open transactions are not seen: set lag above the longest one",
             permanent=True,
         )
-    if prepared:
-        return Bound(
-            None,
-            "timestamptz",
-            "a prepared transaction is open in the source: the watermark stays where it is",
-        )
     oldest = connection.execute(_OLDEST, (MARGIN_SECONDS,)).fetchone()
+    prepared = connection.execute(_PREPARED).fetchone()
     assert oldest is not None
-    return Bound(oldest[0], "timestamptz")
+    assert prepared is not None
+    value, hidden = oldest
+    if hidden is not None:
+        return _held(
+            f"role {hidden} hides its transactions in the source (track_activities is off)"
+        )
+    if prepared[0]:
+        return _held("a prepared transaction is open in the source")
+    return Bound(value, "timestamptz")
+
+
+def _held(why: str) -> Bound:
+    return Bound(None, "timestamptz", f"{why}: the watermark stays where it is")
 
 
 def _lagging_time(
