@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import psycopg
 import pytest
@@ -37,6 +38,12 @@ def _waiting(database: Database) -> int:
     return int(database.value("select count(*) from pg_locks where not granted"))
 
 
+def in_snapshot(connection: psycopg.Connection[Any]) -> bool:
+    if connection.info.transaction_status is not psycopg.pq.TransactionStatus.INTRANS:
+        return False
+    return connection.execute("show transaction_isolation").fetchone() == ("repeatable read",)
+
+
 @pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize("kind", ["table", "query", "view", "partitioned"])
 def test_a_truncate_between_snapshot_and_lock_is_seen(
@@ -56,7 +63,7 @@ def test_a_truncate_between_snapshot_and_lock_is_seen(
     real, tries = postgresql.catalog.explain, []
 
     def explain(connection, query):  # type: ignore[no-untyped-def]
-        if connection.info.transaction_status is psycopg.pq.TransactionStatus.INTRANS:
+        if in_snapshot(connection):
             tries.append(1)
             if len(tries) == 1:
                 source.execute(AGAIN)
@@ -66,6 +73,72 @@ def test_a_truncate_between_snapshot_and_lock_is_seen(
     outcome = job("complete-atomic", table, to="t", reads=reads, verify="checksum").run()
     assert len(tries) == 2
     assert outcome.rows_processed == 5000
+    assert sink.value("select count(*) from t") == 5000
+
+
+MOVES = {
+    "a view": (
+        "create view v as select * from t; create table new (like t)",
+        "v",
+        "insert into new select * from t; create or replace view v as select * from new",
+    ),
+    "a view's filter": (
+        "create view v as select * from t where id > 0; alter table t add moved int",
+        "v",
+        "insert into t select id + 10000, name from t where id > 0; "
+        "create or replace view v as select id, name from t where id > 10000",
+    ),
+    "a partition": (
+        "alter table t rename to one;"
+        "create table t (id int, name text) partition by range (id);"
+        "alter table t attach partition one for values from (0) to (10000);"
+        "create table two partition of t for values from (10000) to (30000)",
+        "t",
+        "alter table t detach partition one; insert into t select id + 10000, name from one",
+    ),
+    "a name": (
+        "create table new (like t)",
+        "t",
+        "insert into new select * from t; alter table t rename to old;alter table new rename to t",
+    ),
+}
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("kind", MOVES)
+def test_rows_that_move_between_snapshot_and_lock_are_read_once(
+    source: Database, sink: Database, job: Make, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    before, table, move = MOVES[kind]
+    source.execute(before)
+    real, moved = postgresql.catalog.explain, []
+
+    def explain(connection, query):  # type: ignore[no-untyped-def]
+        if not moved and in_snapshot(connection):
+            moved.append(1)
+            source.execute(f"begin; {move}; commit")
+        return real(connection, query)
+
+    monkeypatch.setattr(postgresql.catalog, "explain", explain)
+    outcome = job("complete-atomic", table, to="t", verify="checksum").run()
+    assert moved
+    assert outcome.rows_processed == 5000
+    there = source.execute(f"select id from {table} order by id")  # noqa: S608
+    assert sink.execute("select id from t order by id") == there
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_plan_that_differs_each_time_is_no_change_of_the_source(
+    source: Database, sink: Database, job: Make
+) -> None:
+    source.execute(
+        "create function soon() returns timestamptz immutable language plpgsql"
+        " as 'begin return clock_timestamp(); end'"
+    )
+    query = "select * from t where soon() > '2000-01-01'"
+    job("complete", None, to="t", reads={"query": query}).run()
+    query = "select id, soon()::text as name from t"
+    job("complete", None, to="t", reads={"query": query}).run()
     assert sink.value("select count(*) from t") == 5000
 
 

@@ -228,6 +228,15 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(inner)
 
 
+_GUESSES = frozenset({"Startup Cost", "Total Cost", "Plan Rows", "Plan Width"})
+
+
+def outline(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan without what follows the statistics alone."""
+    kept = {key: value for key, value in plan.items() if key not in _GUESSES}
+    return kept | {"Plans": [outline(inner) for inner in plan.get("Plans", ())]}
+
+
 # A server's start, to the microsecond, tells it from any other, for every role.
 _IDENTITY = """
 select pg_catalog.pg_postmaster_start_time()::text, d.oid::int8,

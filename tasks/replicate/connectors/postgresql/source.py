@@ -55,6 +55,12 @@ select exists (
     and (c.oid is null
          or c.relkind in ('r', 'm') and c.relfilenode <> pg_catalog.pg_relation_filenode(c.oid)))
 """
+_LOCKED = """
+select l.relation::int8 from pg_catalog.pg_locks l
+where l.pid = pg_catalog.pg_backend_pid() and l.locktype = 'relation'
+  and l.relation::int8 >= 16384
+order by 1
+"""
 SNAPSHOTS = 20
 """Snapshots that are taken before giving up on tables that are truncated all the time."""
 PART_LOCK_SECONDS = 5
@@ -146,15 +152,24 @@ class PostgreSQLSource(Source):
 
         A snapshot does not hold against TRUNCATE, a lock does; but a statement takes its
         snapshot before it locks its tables. So both are taken, and taken again where a table
-        was emptied in between. Planning locks all that the read will, with the rights for it. What
-        was altered since it was described is refused: its bytes would be taken for another type's.
+        was emptied in between. Planning locks all that the read will, with the rights for it; it
+        follows the catalog as it is now, and not as the snapshot has it. So what is planned before
+        and after the snapshot must be the same: a view or a partition that was changed in between
+        would be read by its new definition from the old rows. What was altered since it was
+        described is refused: its bytes would be taken for another type's.
         """
         with errors(SourceError, self._config):
-            for _ in range(SNAPSHOTS):
+            for attempt in range(1, SNAPSHOTS + 1):
+                self._connection.execute("begin read only")
+                expected = self._planned()
+                self._connection.execute("rollback")
                 self._connection.execute("begin isolation level repeatable read read only")
                 # The snapshot is taken by the first statement, not by BEGIN.
                 self._connection.execute("select 1")
-                if not self._replaced():
+                found = self._planned()
+                # Plans of a function that is immutable by its word only may differ each time.
+                same = found == expected or (attempt == SNAPSHOTS and found[0] == expected[0])
+                if same and not self._replaced():
                     self._refuse_changes()
                     self._in_snapshot = True
                     return
@@ -163,11 +178,17 @@ class PostgreSQLSource(Source):
             "the source's tables are truncated or rewritten too often to be read in one state"
         )
 
+    def _planned(self) -> tuple[list[Any], Any]:
+        """The relations that the read needs, locked until the transaction ends, and its plan."""
+        if self._described is None:
+            return [], None
+        source = rows_of(self._described[0])
+        plan = catalog.explain(self._connection, sql.SQL("select * {}").format(source))
+        return self._connection.execute(_LOCKED).fetchall(), catalog.outline(plan)
+
     def _replaced(self) -> bool:
         if self._described is None:
             return False
-        source = rows_of(self._described[0])
-        catalog.explain(self._connection, sql.SQL("select * {}").format(source))
         row = self._connection.execute(_REPLACED).fetchone()
         return bool(row and row[0])
 
