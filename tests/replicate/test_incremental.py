@@ -252,7 +252,7 @@ def test_other_watermarks_have_a_lag_and_say_so__R_F3(
 def test_a_number_that_is_none_does_not_end_the_reads__R_F3(
     source: Database, sink: Database, job: Make, odd: str
 ) -> None:
-    if odd == "Infinity" and source.version < 140000:
+    if odd == "Infinity" and min(source.version, sink.version) < 140000:
         pytest.skip("this server's numeric has no infinity")
     for database in (source, sink):
         database.execute("create table t (id int primary key, mark numeric)")
