@@ -175,6 +175,7 @@ NOTICED = "_CLAIMCHECK_NOTICED"
 _KINDS = {
     "float_parsing": "is not a number",
     "int_parsing": "is not a whole number",
+    "int_parsing_size": "is not a whole number of a size that counts",
     "int_from_float": "is not a whole number",
     "bool_parsing": "is neither 1 nor 0",
     "finite_number": "is not a finite number",

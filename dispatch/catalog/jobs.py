@@ -14,8 +14,8 @@ from db.models import ConcurrencyKey, Job
 from dispatch import audit, catalog
 from dispatch.catalog import history, jobschedules
 from dispatch.catalog.changes import Change, Difference, audited, differences
-from dispatch.definitions import bind, check_limits
-from dispatch.definitions.documents import DefinitionError, Report
+from dispatch.definitions import bind, check_limits, texts
+from dispatch.definitions.documents import UNSTORABLE, DefinitionError, Report, is_storable
 from dispatch.definitions.jobdefinition import (
     Connectors,
     JobDefinition,
@@ -314,6 +314,11 @@ def _checked(
     session: Session, connectors: Connectors, name: str, raw: Mapping[str, Any]
 ) -> JobDefinition:
     report = Report()
+    for place, text in texts(raw, ()):
+        if not is_storable(text):
+            report.add(place, UNSTORABLE)
+    if report.problems:
+        raise DefinitionError(report.problems)
     found = parse_job(name, dict(raw), (), report, connectors)
     if found is not None:
         existing = catalog.existing(session)

@@ -244,16 +244,17 @@ def _keep_secrets_out(
                     "datasource and name that, or give the variable another name",
                 )
     jobs = document.values.get("jobs")
-    for place, text in _texts(jobs, ("jobs",)):
+    for place, text in texts(jobs, ("jobs",)):
         if any(len(secret) >= 6 and secret in text for secret in secrets):
             report.add(place, "holds the password of a datasource; name the datasource instead")
 
 
-def _texts(value: Any, path: Path) -> list[tuple[Path, str]]:
+def texts(value: Any, path: Path) -> list[tuple[Path, str]]:
+    """All texts that stand somewhere in a value, each with its place."""
     if isinstance(value, dict):
-        return [item for key in value for item in _texts(value[key], (*path, key))]
+        return [item for key in value for item in texts(value[key], (*path, key))]
     if isinstance(value, list):
-        return [item for index, entry in enumerate(value) for item in _texts(entry, (*path, index))]
+        return [item for index, entry in enumerate(value) for item in texts(entry, (*path, index))]
     return [(path, value)] if isinstance(value, str) else []
 
 

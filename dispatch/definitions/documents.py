@@ -22,6 +22,7 @@ from dispatch.names import did_you_mean
 Path = tuple[str | int, ...]
 """Where a value stands: ``("jobs", "orders", "schedules", 0, "cron")``."""
 
+UNSTORABLE = "holds a character that no database stores"
 LARGEST_FILE = 4 * 1024 * 1024
 _MOST_VALUES = 200_000
 _TAG = "tag:yaml.org,2002:"
@@ -127,6 +128,11 @@ def _number(text: str, *, whole: bool) -> int | float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
+
+
+def is_storable(text: str) -> bool:
+    """Whether JSONB can hold the text: NUL is the one character that it cannot."""
+    return "\0" not in text and _is_unicode(text)
 
 
 def _is_unicode(text: str) -> bool:
@@ -285,8 +291,8 @@ class _Reader:
             self.variables[path] = frozenset(used)
         if any(name not in self._environ for name in used):
             return Unset()
-        if "\0" in replaced or not _is_unicode(replaced):
-            self._problem(path, node, "holds a character that no database stores")
+        if not is_storable(replaced):
+            self._problem(path, node, UNSTORABLE)
         return replaced
 
     def _merged(self, node: Node, path: Path) -> list[MappingNode]:

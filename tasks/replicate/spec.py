@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
@@ -21,7 +22,7 @@ GENERAL_KEYS = frozenset(
 )
 """Keys that every job may have and that are not replication's own; ``parse`` passes them by."""
 
-_MOST_LAG = 2**63 - 1
+_MOST = 2**63 - 1
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi)?b?(?:/s)?", re.IGNORECASE)
 _FACTOR = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -53,9 +54,22 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _names(value: Any) -> Any:
     if isinstance(value, str):
         raise ValueError(f"is one text; write a list, such as [{value}]")
+    return value
+
+
+def _pairs(value: Any) -> Any:
+    names = [*value, *value.values()] if isinstance(value, dict) else value
+    if value is not None and not (
+        isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    ):
+        raise ValueError("must be a list of the sink's names in order, or a mapping {SOURCE: SINK}")
     return value
 
 
@@ -100,6 +114,7 @@ class SinkSpec(_Part):
     key: tuple[str, ...] | None = None
     staging_schema: str | None = None
 
+    _check_columns = field_validator("columns", mode="before")(_pairs)
     _check_key = field_validator("key", mode="before")(_names)
     _check_table = field_validator("table")(_table)
 
@@ -131,13 +146,11 @@ class ReplicationSpec(_Part):
         if isinstance(value, str):
             value = value.strip()
             if not re.fullmatch(r"\d+(\.\d+)?", value):
-                return parse_duration(value).total_seconds()
+                return parse_duration(value, what="").total_seconds()
             value = float(value)
-        if isinstance(value, bool) or (
-            isinstance(value, int | float) and not 0 <= value <= _MOST_LAG
-        ):
+        if value is not None and not (_is_number(value) and 0 <= value <= _MOST):
             raise ValueError(
-                f"must be a duration, or a number (of seconds or units) from 0 to {_MOST_LAG}"
+                f"must be a duration, or a number (of seconds or units) from 0 to {_MOST}"
             )
         return value
 
@@ -148,9 +161,13 @@ class ReplicationSpec(_Part):
             match = _SIZE.fullmatch(value.strip())
             if not match:
                 raise ValueError(f"{value!r} is no size; write bytes a second, such as 10MB")
-            value = int(float(match[1]) * _FACTOR[(match[2] or "").lower()])
-        if value is not None and (isinstance(value, bool) or value < 1):
+            value = int(Decimal(match[1]) * _FACTOR[(match[2] or "").lower()])
+        if value is not None and not _is_number(value):
+            raise ValueError("must be bytes a second, such as 10MB")
+        if value is not None and value < 1:
             raise ValueError("must be at least one byte a second; leave it out for no limit")
+        if value is not None and _MOST < value < float("inf"):
+            raise ValueError("is more than any line carries; leave it out for no limit")
         return value
 
     @field_validator("tables", mode="before")
@@ -316,11 +333,20 @@ def _known(location: tuple[Any, ...]) -> list[str]:
     return [*ReplicationSpec.model_fields, *GENERAL_KEYS]
 
 
+# What pydantic finds wrong with a value, by the first word of its name for it.
+_WRONG = {
+    "model": "must be a mapping, such as {datasource: NAME, table: SCHEMA.TABLE}",
+    "bool": "must be true or false",
+    "int": "must be a whole number",
+    "finite": "must be a whole number",
+    "string": "must be text",
+    "invalid": "is no key of a replication job",
+}
+
+
 def _problem(error: Any) -> Problem:
     """One mistake of pydantic's in our words, without echoing a value that may be secret."""
-    location = tuple(
-        part for part in error["loc"] if part not in ("dict[str,str]", "tuple[str, ...]")
-    )
+    location = error["loc"]
     key = ".".join(str(part) for part in location)
     kind, context = error["type"], error.get("ctx", {})
     if kind == "missing":
@@ -342,5 +368,10 @@ def _problem(error: Any) -> Problem:
     if kind == "literal_error":
         return Problem(key, f"must be {context['expected']}")
     if kind == "value_error":
-        return Problem(key, str(context["error"]))
-    return Problem(key, error["msg"].replace("Input should be", "must be"))
+        return Problem(key, str(context["error"]).strip())
+    if kind == "tuple_type":
+        return Problem(
+            key, f"must be a list, such as [{'public.*' if key == 'tables' else 'NAME'}]"
+        )
+    word = kind.partition("_")[0]
+    return Problem(key, _WRONG.get(word, "is not what this key takes: see docs/replication.md"))

@@ -91,6 +91,7 @@ def test_settings_are_read_once(configure: Configure, monkeypatch: pytest.Monkey
         ("CLAIMCHECK_IDEMPOTENCY_HOURS", "0", "must be more than 0.0"),
         ("CLAIMCHECK_RETENTION_DAYS", "99999", "must be 36500.0 or less"),
         ("CLAIMCHECK_SLOT_RUNS", "1.5", "is not a whole number"),
+        ("CLAIMCHECK_SLOT_RUNS", "9" * 5000, "is not a whole number of a size that counts"),
         ("CLAIMCHECK_REQUIRE_SERVICES", "perhaps", "is neither 1 nor 0"),
         ("CLAIMCHECK_HANDLERS", "shop/reports.py", "'shop/reports.py' is not a module's name"),
         ("DATABASE_URL", "mysql://u:hunter2@h/d", "DATABASE_URL: the scheme 'mysql'"),

@@ -331,6 +331,23 @@ def test_a_replication_job_is_checked_with_its_connectors(cli: Cli, file: Path, 
     assert shown["definition"]["source"] == {"datasource": "shop", "table": "public.a"}
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("source=pg17", "source: must be a mapping, such as {datasource: NAME, table: SCHEMA."),
+        ("create=maybe", "create: must be true or false"),
+        ("bandwidth=[1]", "bandwidth: must be bytes a second, such as 10MB"),
+        ('source.where="a\\0b"', "source.where: holds a character that no database stores"),
+        ('source.columns="\\ud800"', "source.columns: holds a character that no database stores"),
+    ],
+)
+def test_a_wrong_value_is_told_and_not_a_fault(
+    cli: Cli, file: Path, url: str, change: str, says: str
+) -> None:
+    cli("apply", file, SHOP_URL=url).done()
+    assert says in cli("job", "edit", "orders", "--set", change).failed().stderr
+
+
 def test_a_replication_takes_no_parameters__R_T8(
     cli: Cli, file: Path, url: str, rows: Callable[..., Any], trigger: Any
 ) -> None:
