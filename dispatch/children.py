@@ -32,8 +32,10 @@ def spawner(ports: Ports) -> Spawn:
     return partial(spawn, ports)
 
 
-def spawn(ports: Ports, claimed: ClaimedRun, children: Sequence[ChildJob]) -> list[RunHandle]:
+def spawn(ports: Ports, claimed: ClaimedRun, children: Sequence[ChildJob]) -> list[str]:
     """Store or update each child job and enqueue a run of each, then offer those.
+
+    Returns the names of the job's other enabled children, which get no run any more.
 
     The children read and write the datasources of the claim, and keep a switch or pause that was
     set on them. A disabled child gets no run; one with an active run is left to it (R-T6). All or
@@ -46,10 +48,12 @@ def spawn(ports: Ports, claimed: ClaimedRun, children: Sequence[ChildJob]) -> li
             parent = session.get_one(Job, claimed.job_id)
             stored = _store(session, claimed, parent, children)
             handles = [handle for job in stored if (handle := _enqueue(session, claimed, job))]
+            _, *family = catalog.with_children(session, parent)
+            left = [found.name for found in family if found.enabled and found not in stored]
     except CatalogBusy as error:
         raise HandlerFailure(str(error)) from None
     offers.publish(ports, [handle.offer for handle in handles if handle.offerable])
-    return handles
+    return left
 
 
 def _require_hold(session: Session, claimed: ClaimedRun) -> None:

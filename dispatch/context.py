@@ -140,7 +140,7 @@ class RunContext:
         sink: BoundDatasource | None = None,
         watermark: str | None = None,
         log: logging.Logger | None = None,
-        spawn: Callable[[Sequence[ChildJob]], Any] | None = None,
+        spawn: Callable[[Sequence[ChildJob]], list[str]] | None = None,
     ) -> None:
         self.id = id
         self.root_run_id = root_run_id
@@ -215,15 +215,16 @@ class RunContext:
             with self._lock:
                 self._stoppers.pop(key, None)
 
-    def spawn(self, children: Sequence[ChildJob]) -> None:
+    def spawn(self, children: Sequence[ChildJob]) -> list[str]:
         """Store or update each child job and enqueue a run of each with this run as its parent.
 
-        Returns when they are durable, and does not wait for their end. Raises HandlerFailure where
-        the worker gave this run no way to have children.
+        Returns when they are durable, and does not wait for their end: the names of the children
+        of earlier runs that are not among these and still enabled. Raises HandlerFailure where the
+        worker gave this run no way to have children.
         """
         if self._spawn is None:
             raise HandlerFailure("this run cannot have child jobs", permanent=True)
-        self._spawn(children)
+        return self._spawn(children)
 
     def sink_indeterminate(self, warning: str | None) -> None:
         """State that the sink may be left between two contents from here on (None: no longer).

@@ -28,8 +28,8 @@ from dispatch.held import HeldRun
 from dispatch.redaction import redact, secrets_of
 from dispatch.runlog import RunLog, RunLogger
 
-Spawn = Callable[[ClaimedRun, Sequence[ChildJob]], Any]
-"""Stores the child jobs of a run and enqueues a run of each; returns when they are durable."""
+Spawn = Callable[[ClaimedRun, Sequence[ChildJob]], list[str]]
+"""Stores the child jobs of a run and enqueues a run of each: see ``RunContext.spawn``."""
 
 FORK_CAME_BACK = 70
 """The exit status of a process that a handler forked and that returned from it."""

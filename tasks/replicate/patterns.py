@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dispatch.context import ChildJob, HandlerFailure, Outcome, RunContext
 from tasks.replicate.connector import Connector
 from tasks.replicate.ends import opened
 from tasks.replicate.names import join_name, matching, session_name, split_name
 from tasks.replicate.spec import ReplicationSpec
+
+MOST_NAMED = 5
+"""How many tables or jobs one message names."""
 
 
 def run(context: RunContext, spec: ReplicationSpec, connector: Connector) -> Outcome:
@@ -40,9 +45,23 @@ def run(context: RunContext, spec: ReplicationSpec, connector: Connector) -> Out
         for table in found
     ]
     context.check_cancelled()
-    context.spawn(children)
+    left = context.spawn(children)
     context.progress(len(children), len(children), phase="spawned")
-    return Outcome(result={"tables": [join_name(table) for table in found]}, rows_processed=0)
+    result: dict[str, Any] = {"tables": [join_name(table) for table in found]}
+    if left:
+        warning = _without_table(left)
+        context.log.warning("%s", warning)
+        result["warnings"] = [warning]
+    return Outcome(result=result, rows_processed=0)
+
+
+def _without_table(jobs: list[str]) -> str:
+    shown = ", ".join(jobs[:MOST_NAMED])
+    more = f" and {len(jobs) - MOST_NAMED} more" if len(jobs) > MOST_NAMED else ""
+    return (
+        f"no table of the source is there for {shown}{more}: dropped, or not matched any more; "
+        "remove the job with celery -A tasks job rm NAME, or keep it with job disable NAME"
+    )
 
 
 def _refuse_collisions(
@@ -64,10 +83,10 @@ def _refuse_collisions(
         if len(sources) > 1
     ]
     if doubled:
-        more = f"; and {len(doubled) - 5} more" if len(doubled) > 5 else ""
+        more = f"; and {len(doubled) - MOST_NAMED} more" if len(doubled) > MOST_NAMED else ""
         raise HandlerFailure(
-            f"nothing was started: {'; '.join(doubled[:5])}{more}. Exclude all but one (tables: "
-            '["...", "!SCHEMA.TABLE"]), or write a job for each schema with a table_schema of '
-            "its own",
+            f"nothing was started: {'; '.join(doubled[:MOST_NAMED])}{more}. Exclude all but "
+            'one (tables: ["...", "!SCHEMA.TABLE"]), or write a job for each schema with a '
+            "table_schema of its own",
             permanent=True,
         )

@@ -86,6 +86,17 @@ def test_a_second_run_updates_its_children_and_leaves_the_active_ones(
     assert len(rows("select 1 from job_run where job_name = 'all/public.c'")) == 1
 
 
+def test_a_child_that_is_no_longer_among_them_is_told(
+    rows: Rows, worker: Worker, pattern: Callable[..., UUID]
+) -> None:
+    pattern(child("public.a"), child("public.b"), child("public.c"))
+    rows("update job set enabled = false where name = 'all/public.b'")
+    told: list[str] = []
+    pattern(first=lambda run: told.extend(run.spawn([child("public.c"), child("public.d")])))
+    assert told == ["all/public.a"]
+    assert len(rows("select 1 from job_run where job_name = 'all/public.a'")) == 1
+
+
 def test_a_disabled_child_gets_no_run_and_stays_disabled(
     rows: Rows, pattern: Callable[..., UUID]
 ) -> None:

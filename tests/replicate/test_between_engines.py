@@ -25,7 +25,7 @@ from replication_kit import Database, Job, definition, fresh_database
 
 from dispatch.context import HandlerFailure
 from tasks.replicate import checksum, registry
-from tasks.replicate.connector import ColumnPlan, Kind, Lane, Part, ReadRequest
+from tasks.replicate.connector import ColumnPlan, Kind, Lane, Part, ReadRequest, SinkError
 from tasks.replicate.names import split_name
 
 TYPES = """
@@ -303,3 +303,26 @@ def same_value(one: str, other: str) -> bool:
         return Decimal(one) == Decimal(other) and repr(float(one)) == repr(float(other))
     moments = (checksum.canonical(text, Kind.TIMESTAMPTZ) for text in (one, other))
     return len(set(moments)) == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "create"),
+    [
+        ("postgresql", True),
+        ("mysql", True),
+        ("mysql", False),
+        ("sqlite", True),
+        ("sqlite", False),
+    ],
+)
+def test_a_schema_that_the_sink_lacks_is_told_with_the_key_of_a_pattern(
+    engines, new_database, engine, create
+):
+    """A pattern's tables keep their schema, and another engine's sink need not have it."""
+    database = new_database()
+    database.execute("create schema nowhere; create table nowhere.t (id int primary key)")
+    there = engines(engine)
+    there.table = "nowhere.t"
+    with pytest.raises(SinkError, match=r"nowhere.*sink\.table_schema") as caught:
+        copied(Place("postgresql", database.config, "nowhere.t"), there, create=create)
+    assert caught.value.permanent

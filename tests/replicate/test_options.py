@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -273,11 +273,17 @@ def test_a_pattern_has_a_child_for_each_table(source: Database, sink: Database, 
     source.execute("create schema shop")
     for table in ("shop.orders", 'shop."Odd.Name"', "shop.audit_log", "public.other"):
         source.connection.execute(f"create table {table} (id int primary key)")  # type: ignore[arg-type]
+    source.execute("create view shop.seen as select 1 as id")
     task = job("complete", None, tables=["shop.*", "!*.audit_*"], create=True, priority=3)
     task.definition["sink"] = {"datasource": "sink", "table_schema": "landing"}
     context = task.context()
     children: list[ChildJob] = []
-    context._spawn = children.extend
+
+    def spawn(found: Sequence[ChildJob]) -> list[str]:
+        children.extend(found)
+        return ["job/shop.gone"]
+
+    context._spawn = spawn
     outcome = modes.run(context)
     assert [child.name for child in children] == ['job/shop."Odd.Name"', "job/shop.orders"]
     assert children[1].definition == {
@@ -290,7 +296,10 @@ def test_a_pattern_has_a_child_for_each_table(source: Database, sink: Database, 
         "fetch_size": 1000,
         "priority": 3,
     }
-    assert outcome.result == {"tables": ['shop."Odd.Name"', "shop.orders"]}
+    assert isinstance(outcome.result, dict)
+    assert outcome.result["tables"] == ['shop."Odd.Name"', "shop.orders"]
+    (warning,) = outcome.result["warnings"]
+    assert "no table of the source is there for job/shop.gone: dropped, or not" in warning
     sink.execute("create schema landing")
     child = Job(source.config, sink.config, dict(children[0].definition), id=uuid.uuid4())
     assert child.run().rows_processed == 0
@@ -320,15 +329,20 @@ def test_a_pattern_that_would_write_one_sink_table_twice_starts_nothing(
     task.definition["sink"] = {"datasource": "sink", "table_schema": "public"}
     context = task.context()
     children: list[ChildJob] = []
-    context._spawn = children.extend
+
+    def spawn(found: Sequence[ChildJob]) -> list[str]:
+        children.extend(found)
+        return []
+
+    context._spawn = spawn
     with pytest.raises(HandlerFailure, match=r"sa\.t and sb\.t .* written to public\.t") as caught:
         modes.run(context)
     assert caught.value.permanent
     assert not children
     task.definition["tables"] = ["sa.*", "sb.*", "!sb.t"]
     context = task.context()
-    context._spawn = children.extend
-    modes.run(context)
+    context._spawn = spawn
+    assert modes.run(context).result == {"tables": ["sa.sa", "sa.t", "sb.sb"]}
     assert len(children) == 3
 
 

@@ -13,6 +13,7 @@ from tasks.replicate.names import join_name
 FENCE = "claimcheck_fence"
 STAGE = "claimcheck_stage_"
 
+_SCHEMA = "select 1 from information_schema.schemata where schema_name = {schema}"
 _TABLE = """
 select table_name, table_type, engine, table_rows from information_schema.tables
 where table_schema = {schema} and table_name = {name}
@@ -102,6 +103,11 @@ def describe(session: Session, schema: str, name: str) -> Relation | None:
     }
     rows = None if kind == "VIEW" or estimate is None else int(estimate)
     return Relation(tuple(columns), key, rows, detail)
+
+
+def exists(session: Session, schema: str) -> bool:
+    """Whether there is a database of that name, and the user may see it."""
+    return bool(session.rows(_SCHEMA.format(schema=literal(schema))))
 
 
 def near(session: Session, schema: str, name: str) -> str | None:

@@ -32,6 +32,7 @@ from tasks.replicate.connectors.mysql import (
 from tasks.replicate.connectors.mysql.publishing import Publication, target
 from tasks.replicate.connectors.mysql.session import Session, identifier
 from tasks.replicate.fits import fit, refusal
+from tasks.replicate.names import join_name
 
 _ANY = "select 1 from {table} limit 1"
 _DROP = "drop table {table}"
@@ -72,7 +73,17 @@ class MySQLSink(Sink):
     # What there is
 
     def describe(self, table: TableName) -> Relation | None:
-        return catalog.describe(self._session, *self._place(table))
+        schema, name = self._place(table)
+        found = catalog.describe(self._session, schema, name)
+        if found is None and not catalog.exists(self._session, schema):
+            raise SinkError(
+                f"nothing was changed: the sink has no database {schema}, or its user may not see "
+                "it, and the first part of a name is one here: write sink.table: "
+                f"{join_name((self._session.database, name))} (of a tables pattern: "
+                f"sink.table_schema: {self._session.database}), or create it",
+                permanent=True,
+            )
+        return found
 
     def writes(self, relation: Relation) -> Any:
         place = (relation.detail["schema"], relation.detail["table"])

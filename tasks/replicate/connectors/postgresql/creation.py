@@ -59,7 +59,8 @@ def create(
                 permanent=True,
             ) from None
         raise SinkError(
-            f"{cannot}: {error.diag.message_primary}; create what is missing, or the table itself",
+            f"{cannot}: {error.diag.message_primary}; create what is missing, or the table itself, "
+            "or name another schema (of a tables pattern: sink.table_schema)",
             permanent=True,
         ) from None
 

@@ -44,7 +44,8 @@ def split(table: TableName) -> str:
     """The bare name; raises ValueError for a schema other than main."""
     if len(table) > 2 or (len(table) == 2 and table[0] != "main"):
         raise ValueError(
-            f"{join_name(table)} names a schema; a SQLite file has only main: write {table[-1]}"
+            f"{join_name(table)} names a schema; a SQLite file has only main: write {table[-1]} "
+            "(as sink of a tables pattern: sink.table_schema: main)"
         )
     return table[-1]
 
