@@ -144,6 +144,13 @@ def failure(run: Run) -> str:
     return ": ".join(text for text in (run["error_code"], run["error_message"]) if text)
 
 
+def warnings(run: Run) -> list[str]:
+    """What a replication warned of; a handler's result may hold anything under that name."""
+    result = run["result"]
+    found = result.get("warnings") if isinstance(result, dict) else None
+    return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
+
+
 def styled(status: str) -> Text:
     return Text(status, STYLES[JobRunStatus(status)])
 

@@ -25,7 +25,7 @@ from db.runs import JobRunRepository, Run
 from dispatch.lifecycle import JobRunStatus
 from tasks.commands import waits
 from tasks.commands.console import Output
-from tasks.commands.runs import EXIT_STATUS, as_json, failure, named, summed_up
+from tasks.commands.runs import EXIT_STATUS, as_json, failure, named, summed_up, warnings
 
 FIRST_NAP_SECONDS = 0.05
 LONGEST_NAP_SECONDS = 0.5
@@ -203,3 +203,17 @@ def _tell_end(out: Output, last: Run, children: list[Run]) -> None:
         found = summed_up(children)
         stands = ", ".join(f"{count} {status}" for status, count in found["by_status"].items())
         out.say(f"{found['count']} tables: {stands}, {found['rows_processed']:,} rows")
+    _tell_warnings(out, last, children)
+
+
+def _tell_warnings(out: Output, last: Run, children: list[Run]) -> None:
+    """What the runs warned of; what several children say alike is told once."""
+    for text in warnings(last):
+        out.warn(f"warning: {text}")
+    jobs: dict[str, list[str]] = {}
+    for child in children:
+        for text in warnings(child):
+            jobs.setdefault(text, []).append(child["job_name"])
+    for text, (first, *rest) in jobs.items():
+        more = f" and {len(rest)} more" if rest else ""
+        out.warn(f"warning: {first}{more}: {text}")

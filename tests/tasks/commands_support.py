@@ -93,10 +93,11 @@ def end(rows: Callable[..., Any], run_id: str | UUID, status: str, **columns: An
         )
     rows(
         "update job_run set status = %s, finished_at = clock_timestamp(), rows_processed = %s, "
-        "error_code = %s, error_message = %s where id = %s",
+        "error_code = %s, error_message = %s, result = %s::jsonb where id = %s",
         status,
         columns.get("rows_processed"),
         columns.get("error_code"),
         columns.get("error_message"),
+        json.dumps(columns.get("result")),
         run_id,
     )

@@ -231,6 +231,37 @@ def test_watching_a_pattern_job_sums_its_children_up(cli: Cli, started: Any, row
     assert "3 tables" in cli("run", "watch", parent).failed(1).stdout
 
 
+def test_watching_tells_a_runs_warnings_at_its_end(cli: Cli, started: Any, rows: Any) -> None:
+    run = started()
+    end(rows, run, "SUCCEEDED", result={"warnings": ["lag of 300 s: rows may be missed"]})
+    answer = cli("run", "watch", run).done()
+    assert answer.stderr == "warning: lag of 300 s: rows may be missed\n"
+    assert "lag" not in answer.stdout
+    found = cli("run", "watch", run, "--json").done()
+    assert found.json["result"]["warnings"] == ["lag of 300 s: rows may be missed"]
+    other = started()
+    end(rows, other, "SUCCEEDED", result={"warnings": 3})
+    assert cli("run", "watch", other).done().stderr == ""
+
+
+def test_watching_tells_a_warning_of_many_children_once(cli: Cli, started: Any, rows: Any) -> None:
+    parent = started()
+    end(rows, parent, "SUCCEEDED", result={"warnings": ["a table is gone"]})
+    ids = rows(
+        "insert into job_run (job_id, parent_run_id) select job_id, %s from job_run, "
+        "generate_series(1, 3) where id = %s returning id",
+        parent,
+        parent,
+    )
+    for child, warnings in zip(ids, (["lag"], ["lag", "one reads"], None), strict=True):
+        end(rows, child["id"], "SUCCEEDED", result=warnings and {"warnings": warnings})
+    assert cli("run", "watch", parent).done().stderr.splitlines() == [
+        "warning: a table is gone",
+        "warning: report and 1 more: lag",
+        "warning: report: one reads",
+    ]
+
+
 def test_cancelling_is_durable_and_repeatable__R_K1(cli: Cli, started: Any, rows: Any) -> None:
     waiting, running, ended = started(), started(), started()
     assert cli("run", "cancel", waiting, "--json").done().json["status"] == "CANCELLED"
