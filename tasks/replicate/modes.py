@@ -408,17 +408,11 @@ class Replication:
                     " (of rows with one key the sink has the newest alone: where the source has "
                     "several, verify does not suit the mode)"
                 )
-            raise HandlerFailure(
-                f"verify: the source has {there} rows and the sink {here}{doubled}",
-                code="verify_failed",
-            )
+            raise _differs(f"the source has {there} rows and the sink {here}{doubled}")
         if self.spec.verify == "checksum":
             one, two = checksum.of_both(source, sink, request, load)
             if one != two:
-                raise HandlerFailure(
-                    f"verify: the source's checksum is {one} and the sink's {two}",
-                    code="verify_failed",
-                )
+                raise _differs(f"the source's checksum is {one} and the sink's {two}")
 
     def _finish(self, sink: Sink, load: Load) -> None:
         self.meter.report("finishing")
@@ -453,3 +447,13 @@ class Replication:
             watermark_type=None if bound is None else bound.type,
             counters=counters,
         )
+
+
+def _differs(how: str) -> HandlerFailure:
+    """Permanent: each side was looked at in one state, and the next attempt would differ too."""
+    return HandlerFailure(
+        f"verify: {how}. It is not retried by itself: look for another session that writes to the "
+        "sink, or a source that gives other rows each time",
+        code="verify_failed",
+        permanent=True,
+    )

@@ -96,6 +96,7 @@ def test_a_failed_verification_changes_nothing(
     with pytest.raises(HandlerFailure, match="checksum") as caught:
         task.run()
     assert caught.value.code == "verify_failed"
+    assert caught.value.permanent, "what differs in one snapshot differs in the next"
     assert sink.execute("select distinct version from t") == [(1,)]
 
 

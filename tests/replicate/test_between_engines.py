@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import re
+import sqlite3
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,15 @@ from replication_kit import Database, Job, definition, fresh_database
 
 from dispatch.context import HandlerFailure
 from tasks.replicate import checksum, registry
-from tasks.replicate.connector import ColumnPlan, Kind, Lane, Part, ReadRequest, SinkError
+from tasks.replicate.connector import (
+    ColumnPlan,
+    Kind,
+    Lane,
+    Part,
+    ReadRequest,
+    SinkError,
+    SourceError,
+)
 from tasks.replicate.names import split_name
 
 TYPES = """
@@ -326,3 +335,26 @@ def test_a_schema_that_the_sink_lacks_is_told_with_the_key_of_a_pattern(
     with pytest.raises(SinkError, match=r"nowhere.*sink\.table_schema") as caught:
         copied(Place("postgresql", database.config, "nowhere.t"), there, create=create)
     assert caught.value.permanent
+
+
+@pytest.mark.parametrize(
+    ("native", "value", "arrives"),
+    [
+        ("TIMESTAMP", "2026-11-01 23:59:59", True),
+        ("DATETIME", "2026-11-01 23:59:59", True),
+        ("TIMESTAMPTZ", "2026-11-01 23:59:59+00", True),
+        ("TIMESTAMPTZ", "2026-11-01T23:59:59Z", True),
+        ("TIMESTAMPTZ", "2026-11-01 23:59:59", False),
+        ("TIMESTAMP", "2026-11-01 23:59:59+00", False),
+    ],
+)
+def test_a_watermark_of_sqlite_has_the_form_of_its_declared_type(engines, native, value, arrives):
+    """As docs/replication.md says: the bound takes either form, a column of another engine one."""
+    here, there = engines("sqlite"), engines("postgresql")
+    with contextlib.closing(sqlite3.connect(here.config["url"].removeprefix("sqlite:///"))) as made:
+        made.execute(f"create table t (id integer primary key, up {native})")
+        made.execute("insert into t values (1, ?)", (value,))
+        made.commit()
+    refused = pytest.raises(SourceError, match=r"column up: a value carries .* time zone")
+    with contextlib.nullcontext() if arrives else refused:
+        assert copied(here, there, "incremental", watermark="up")["written"] == 1
