@@ -358,3 +358,24 @@ def test_a_watermark_of_sqlite_has_the_form_of_its_declared_type(engines, native
     refused = pytest.raises(SourceError, match=r"column up: a value carries .* time zone")
     with contextlib.nullcontext() if arrives else refused:
         assert copied(here, there, "incremental", watermark="up")["written"] == 1
+
+
+@pytest.mark.parametrize(
+    ("native", "value"),
+    [
+        ("date", "0000-00-00"),
+        ("datetime", "2026-02-30 00:00:00"),
+        ("timestamp null", "0000-00-00 00:00:00"),
+        ("time", "-00:00:01"),
+        ("time", "838:59:59"),
+    ],
+)
+def test_a_time_that_no_clock_shows_is_refused_with_the_way_out(engines, native, value):
+    there = engines("postgresql")
+    with mysql_database() as made:
+        made.sql("set sql_mode = 'ALLOW_INVALID_DATES'")
+        made.make("t", {"id": "bigint", "odd": native}, [(1, value)], key=["id"])
+        with pytest.raises(SinkError, match=r"column odd: .*nullif in a query") as caught:
+            copied(Place("mysql", made.config), there)
+    assert caught.value.permanent
+    assert value not in str(caught.value)
