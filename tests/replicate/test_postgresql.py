@@ -117,6 +117,16 @@ class TestSink(SinkConformance):
         return postgresql
 
 
+def test_a_version_that_is_not_tested_is_told(
+    source: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "untested" not in PostgreSQL().test(source.config)
+    monkeypatch.setattr("tasks.replicate.connectors.postgresql.TESTED", range(90, 91))
+    told = PostgreSQL().test(source.config)
+    assert told.startswith(f"PostgreSQL {source.version // 10000}")
+    assert told.endswith(", untested: it is tested with 12 to 18, also from one to another")
+
+
 def test_a_login_that_can_never_work_is_permanent(source: Database) -> None:
     whole = source.config["url"]
     for wrong in ({"user": "nobody_knows_them"}, {"dbname": "nobody_made_it"}):

@@ -36,6 +36,14 @@ def test_page_of_commands_is_what_they_say_of_themselves() -> None:
     assert text == commands_page.page(), "python -m tasks.commands.page > docs/commands.md"
 
 
+def test_every_error_code_is_explained() -> None:
+    schema = (ROOT / "alembic" / "versions" / "0001_runs.py").read_text()
+    (known,) = re.findall(r"error_code in \(([^)]*)\)", schema)
+    text = (ROOT / "docs" / "operations.md").read_text()
+    explained = re.findall(r"^\| (`.*?`) \|", text.partition("## Error codes")[2], re.MULTILINE)
+    assert set(re.findall(r"'(\w+)'", known)) <= set(re.findall(r"`(\w+)`", " ".join(explained)))
+
+
 def anchor(title: str) -> str:
     """As GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")

@@ -7,6 +7,9 @@ from typing import Any
 
 from tasks.replicate.connector import Capabilities, Connector, SourceError
 
+TESTED = range(12, 19)
+"""The major versions that the tests of replication run against."""
+
 
 class PostgreSQL(Connector):
     """PostgreSQL 12 and later."""
@@ -26,7 +29,7 @@ class PostgreSQL(Connector):
         analyze=True,
         patterns=True,
         cancel="cancel request, then the socket is shut down",
-        tested="12 to 18, also from one to another",
+        tested=f"{TESTED[0]} to {TESTED[-1]}, also from one to another",
         settings={
             "url": "postgresql://USER:PASSWORD@HOST:PORT/DATABASE",
             "pooler": "session, where url is a pooler that keeps a session for each client",
@@ -59,9 +62,11 @@ class PostgreSQL(Connector):
             connection = session.connect(config, name="claimcheck")
             try:
                 row = connection.execute("show server_version").fetchone()
+                known = connection.info.server_version // 10000 in TESTED
             finally:
                 session.close(connection)
-        return f"PostgreSQL {row[0] if row else '?'}"
+        untested = "" if known else f", untested: it is tested with {self.capabilities.tested}"
+        return f"PostgreSQL {row[0] if row else '?'}{untested}"
 
     def source(self, config: Mapping[str, Any], *, name: str = "") -> Any:
         from tasks.replicate.connectors.postgresql.source import PostgreSQLSource
