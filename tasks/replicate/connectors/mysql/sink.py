@@ -34,6 +34,9 @@ from tasks.replicate.connectors.mysql.session import Session, identifier
 from tasks.replicate.fits import fit, refusal
 from tasks.replicate.names import join_name
 
+# Locks the table's definition until the transaction ends, and no row; a mere SELECT's lock would
+# have to grow with the first change, behind whoever waits to alter the table and for us.
+_HOLD = "select 1 from {table} limit 0 for update"
 _ANY = "select 1 from {table} limit 1"
 _DROP = "drop table {table}"
 _CREATE = "create table if not exists {table} ({definitions}) engine = InnoDB"
@@ -137,6 +140,14 @@ class MySQLSink(Sink):
         with contextlib.suppress(SinkError):
             if not self._session.rows(_ANY.format(table=place)):
                 self._session.execute(_DROP.format(table=place))
+
+    def altered(self, load: Load) -> bool:
+        assert load.relation is not None
+        self._session.execute(_HOLD.format(table=target(load)))
+        now = self.describe(load.table)
+        # Another engine has no transactions.
+        kept = now is not None and now.detail["engine"] == load.relation.detail["engine"]
+        return not kept or super().altered(load)
 
     # The fence
 

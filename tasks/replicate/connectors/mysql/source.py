@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from tasks.replicate.connector import (
+    ALTERED,
     Batch,
     Bound,
     Column,
@@ -34,7 +35,7 @@ _COUNT = "select count(*) {source}"
 _TRY = "select 1 {source} limit 0"
 _GREATEST = "select cast(max({column}) as char) {source}"
 _SNAPSHOT = "set session transaction isolation level repeatable read"
-_BEGIN = "start transaction with consistent snapshot, read only"
+_BEGIN = "start transaction read only"
 
 
 class MySQLSource(Source):
@@ -44,6 +45,7 @@ class MySQLSource(Source):
 
     def __init__(self, config: Mapping[str, Any], *, name: str = "") -> None:
         self._session = Session(config, SourceError, name=name)
+        self._described: tuple[ReadRequest, Relation] | None = None
 
     def stop(self) -> None:
         self._session.stop()
@@ -54,12 +56,15 @@ class MySQLSource(Source):
     # What there is
 
     def describe(self, request: ReadRequest) -> Relation:
-        if request.query is not None:
-            relation = catalog.describe_query(self._session, _inner(request))
-        else:
-            relation = self._table(request)
+        relation = self._relation(request)
         self._session.execute(_TRY.format(source=_from(request, relation)))
+        self._described = (request, relation)
         return relation
+
+    def _relation(self, request: ReadRequest) -> Relation:
+        if request.query is not None:
+            return catalog.describe_query(self._session, _inner(request))
+        return self._table(request)
 
     def _table(self, request: ReadRequest) -> Relation:
         assert request.table is not None
@@ -95,8 +100,20 @@ class MySQLSource(Source):
         return lags.bound(column, greatest, lag, request.since)
 
     def snapshot(self) -> None:
+        """Hold what was described, and see from the first row that is read on one state of it.
+
+        A snapshot sees a table empty that another one's rows were copied to afterwards and that
+        was then renamed to it. So the tables are locked first: naming them is enough for that, and
+        reads no row yet, and whoever renames, alters or empties one waits from then on. WITH
+        CONSISTENT SNAPSHOT would come before any lock.
+        """
         self._session.execute(_SNAPSHOT)
         self._session.execute(_BEGIN)
+        if self._described is not None:
+            request, relation = self._described
+            self._session.execute(_TRY.format(source=_from(request, relation)))
+            if self._relation(request).columns != relation.columns:
+                raise SourceError(f"nothing was changed: source: {ALTERED}")
 
     # The rows
 
