@@ -83,7 +83,7 @@ def connect(
     seconds: float = CONNECT_SECONDS,
     short: bool = False,
 ) -> Any:
-    """Open a connection in autocommit; the driver's errors pass.
+    """Open a connection as the server sets it up, in UTF-8; the driver's errors pass.
 
     ``seconds`` bound the connecting and, where ``short``, each statement as well.
     ``loads`` allows LOAD DATA LOCAL. While it is on, a server may ask for any file that this
@@ -110,7 +110,7 @@ def _pymysql(options: dict[str, Any], name: str, seconds: float, short: bool) ->
     connection = pymysql.connect(
         **options,
         charset="utf8mb4",
-        autocommit=True,
+        autocommit=None,
         connect_timeout=seconds,
         # PyMySQL's connect_timeout ends with TCP's handshake; a frozen server comes after that.
         read_timeout=seconds,
@@ -142,7 +142,7 @@ def _mysqlclient(options: dict[str, Any], seconds: float, short: bool) -> Any:
     return MySQLdb.connect(
         **options,
         charset="utf8mb4",
-        autocommit=True,
+        autocommit=None,
         connect_timeout=max(1, round(seconds)),
         multi_statements=False,
         conv=_conversions(FIELD_TYPE, texts=True),

@@ -32,6 +32,7 @@ _INSERT = "insert into {table} ({columns}) values {rows}"
 _WARNINGS = "show warnings limit 5"
 _COUNT = "select @@warning_count"
 _ALLOWED = "select @@local_infile"
+_PACKET = "select @@max_allowed_packet"
 
 PIPE_BYTES = 1 << 20
 INSERT_BYTES = 1 << 20
@@ -76,10 +77,12 @@ def insert(
     """Store the batches by INSERTs of many rows and return the rows stored."""
     writer = values.Writer(columns)
     names = ", ".join(identifier(column.name) for column in writer.columns)
+    # Half of the longest statement that the server takes, because the last row may go beyond.
+    most = min(INSERT_BYTES, int(session.row(_PACKET)[0]) // 2)
     stored = 0
     for batch in batches:
         assert isinstance(batch.data, list)
-        for rows in _statements(writer, batch) if batch.data else ():
+        for rows in _statements(writer, batch, most) if batch.data else ():
             found = session.execute(
                 _INSERT.format(table=table, columns=names, rows=",\n".join(rows))
             )
@@ -159,8 +162,8 @@ def _escape(side: Sequence[str]) -> Sequence[str]:
 # The text of INSERTs
 
 
-def _statements(writer: values.Writer, batch: Batch) -> Iterator[list[str]]:
-    """Rows of a batch as SQL, in statements of bounded size."""
+def _statements(writer: values.Writer, batch: Batch, most: int) -> Iterator[list[str]]:
+    """Rows of a batch as SQL, in statements of about ``most`` bytes."""
     assert isinstance(batch.data, list)
     sides = []
     for column, side in zip(writer.columns, writer.sides(batch.data), strict=True):
@@ -176,7 +179,7 @@ def _statements(writer: values.Writer, batch: Batch) -> Iterator[list[str]]:
         except UnicodeError:
             raise _not_unicode(writer, batch) from None
         rows.append(row)
-        if size >= INSERT_BYTES or len(rows) >= INSERT_ROWS:
+        if size >= most or len(rows) >= INSERT_ROWS:
             yield rows
             rows, size = [], 0
     if rows:

@@ -13,7 +13,7 @@ from tasks.replicate.connectors.mysql.session import Session, literal
 Place = tuple[str, str]
 """Database and table."""
 
-_TOKEN = re.compile(
+TOKEN = re.compile(
     r"""
     (?P<nothing> \s+ | \#[^\n]* | --(?=\s|$)[^\n]* | /\*(?!M?!).*?\*/ | /\*M?!\d* | \*/
                | '(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*" )
@@ -54,7 +54,7 @@ def named(statement: str, database: str) -> Iterator[Place]:
     """The names that stand where a table does; in ``database`` where they name none."""
     tokens = [
         (match.lastgroup, match[0])
-        for match in _TOKEN.finditer(statement)
+        for match in TOKEN.finditer(statement)
         if match.lastgroup != "nothing"
     ]
     lists = [False]  # for each open parenthesis: whether a comma is followed by a table

@@ -26,25 +26,53 @@ _MODES = (
     "NO_ENGINE_SUBSTITUTION",
     "NO_AUTO_VALUE_ON_ZERO",
 )
-# Slow partners are waited for: the job's own limit is the only one.
+# What the server, or its init_connect, may have set otherwise for everybody. DEFAULT would be just
+# that. Slow partners are waited for: the job's own limit is the only one. A value that was rounded
+# or cut is told in a note, and the messages' values are found by their English quotes.
 _SETTINGS = """
 set session
   sql_mode = '{modes}',
   time_zone = '+00:00',
+  autocommit = 1,
+  completion_type = 0,
   wait_timeout = 86400,
   net_read_timeout = 3600,
   net_write_timeout = 3600,
-  sql_select_limit = default,
+  sql_select_limit = 18446744073709551615,
+  sql_big_selects = 1,
+  sql_safe_updates = 0,
+  sql_auto_is_null = 0,
+  group_concat_max_len = 4294967295,
+  sql_notes = 1,
+  lc_messages = 'en_US',
   foreign_key_checks = 1,
   unique_checks = 1
 """
-_NO_LIMIT = {
-    True: "set session max_statement_time = 0",
-    False: "set session max_execution_time = 0",
+_ISOLATION = "set session transaction isolation level repeatable read"
+# What not every version has, or lets every user set.
+_IF_IT_CAN = {
+    True: (
+        "set session max_statement_time = 0, idle_transaction_timeout = 0,"
+        " idle_readonly_transaction_timeout = 0, idle_write_transaction_timeout = 0,"
+        " check_constraint_checks = 1, character_set_filesystem = binary, max_error_count = 65535",
+        # Without it no note is made, and with more of it some are made of no value.
+        "set session note_verbosity = 'basic'",
+        "set session innodb_snapshot_isolation = 0",
+        # A NULL into TIMESTAMP NOT NULL would else be the present time.
+        "set session explicit_defaults_for_timestamp = 1",
+    ),
+    False: (
+        "set session max_execution_time = 0",
+        "set session explicit_defaults_for_timestamp = 1",
+        # The pipe's name is no text of another character set.
+        "set session character_set_filesystem = binary",
+        "set session max_error_count = 65535",
+    ),
 }
-# A NULL into TIMESTAMP NOT NULL would else be the present time.
-_EXPLICIT = "set session explicit_defaults_for_timestamp = 1"
-_ABOUT = "select version(), connection_id(), database()"
+# By default the server sorts by the first 1024 bytes of a text, and finds what is longer and equal
+# in several groups. No key is longer than this; for a source's own ORDER BY it might be too much.
+_LONG_KEYS = "set session max_sort_length = 65536"
+_ABOUT = "select @@sql_mode, version(), connection_id(), database()"
 _KILL = "kill query {id}"
 _ESCAPES = str.maketrans(
     {"\0": "\\0", "\n": "\\n", "\r": "\\r", "\\": "\\\\", "'": "\\'", "\x1a": "\\Z"}
@@ -68,7 +96,10 @@ def literal(value: str | bytes | int | None) -> str:
 
 
 class Session:
-    """One connection, in autocommit; used by one thread, stopped by any."""
+    """One connection, in autocommit; used by one thread, stopped by any.
+
+    ``modes`` are the server's own SQL modes, which this session does without.
+    """
 
     def __init__(
         self,
@@ -94,12 +125,16 @@ class Session:
             raise self._error(f"{self._side}: {error}", permanent=True) from None
         self._wire = drivers.wire(self._connection)
         try:
+            modes, self.version_text, self.id, self.database = self.row(_ABOUT)
+            self.modes = frozenset(modes.split(","))
             self.execute(_SETTINGS.format(modes=",".join(_MODES)))
-            self.version_text, self.id, self.database = self.row(_ABOUT)
+            self.execute(_ISOLATION)
+            if self._error is SinkError:
+                self.execute(_LONG_KEYS)
             self.mariadb = "mariadb" in self.version_text.lower()
             found = re.search(r"(\d+)\.(\d+)\.(\d+)", self.version_text.removeprefix("5.5.5-"))
             self.version = tuple(map(int, found.groups())) if found else (0, 0, 0)
-            for statement in (_NO_LIMIT[self.mariadb], _EXPLICIT):
+            for statement in _IF_IT_CAN[self.mariadb]:
                 with contextlib.suppress(SourceError, SinkError):
                     self.execute(statement)
         except BaseException:
