@@ -310,9 +310,12 @@ def test_missing_rights_are_told_with_the_grant(
             database.execute(f"drop role {role}")
 
 
+@pytest.mark.parametrize("side", ["source", "sink"])
 def test_settings_of_a_database_do_not_alter_values(
-    source: Database, sink: Database, job: Make
+    source: Database, sink: Database, job: Make, side: str
 ) -> None:
+    # A setting that tells on one side alone: names of types would not be the other's.
+    quoting = source if side == "source" else sink
     try:
         source.execute("select '<a/>'::xml")
         words = "xml"
@@ -328,6 +331,7 @@ def test_settings_of_a_database_do_not_alter_values(
             ("timezone", "Asia/Tokyo"),
             ("intervalstyle", "sql_standard"),
             ("xmloption", "document"),
+            *([("quote_all_identifiers", "on")] if database is quoting else []),
         ):
             database.connection.execute(
                 sql.SQL("alter database {} set {} = {}").format(

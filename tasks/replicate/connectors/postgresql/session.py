@@ -43,6 +43,8 @@ _SETTINGS = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "standard_conforming_strings": "on",
+    # Names of types are compared, and quoted only where they must be.
+    "quote_all_identifiers": "off",
 }
 # A worker that dies is noticed by its backend within a second, also inside a long statement.
 _NEWER_SETTINGS = {
