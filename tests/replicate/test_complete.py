@@ -144,6 +144,42 @@ def test_foreign_keys_and_triggers_are_refused(source: Database, sink: Database,
     job("complete").run()
 
 
+@pytest.mark.parametrize("mode", ["complete", "complete-atomic", "incremental"])
+def test_a_session_that_takes_itself_for_a_replica_is_refused(
+    source: Database, sink: Database, job: Make, mode: str
+) -> None:
+    """Other triggers fire there than elsewhere, and foreign keys are not checked."""
+    for database in (source, sink):
+        database.execute("create table t (id int primary key, name text)")
+    source.execute("insert into t values (1, 'a')")
+    sink.execute(
+        "create function loud() returns trigger language plpgsql as"
+        " $$begin new.name := upper(new.name); return new; end$$;"
+        "create trigger loud before insert on t for each row execute function loud();"
+        "alter table t enable replica trigger loud;"
+    )
+    role, name = sink.connection.info.user, sink.connection.info.dbname
+    try:
+        for database in (source, sink):
+            database.execute(
+                f"alter database {database.connection.info.dbname}"
+                " set session_replication_role = replica"
+            )
+    except psycopg.errors.InsufficientPrivilege:
+        pytest.skip("only a superuser may set session_replication_role")
+    task = job(mode, **({"watermark": "id"} if mode == "incremental" else {}))
+    with pytest.raises(SinkError, match="session_replication_role is replica") as caught:
+        task.run()
+    assert caught.value.permanent
+    assert sink.value("select count(*) from t") == 0
+    remedy = f"alter role {role} in database {name} set session_replication_role = origin"
+    assert remedy in str(caught.value)
+    sink.execute(remedy)
+    task.run()
+    # What the source is does not matter to a read.
+    assert sink.execute("select * from t") == [(1, "a")]
+
+
 def test_every_partition_of_a_sink_is_looked_at(
     source: Database, sink: Database, job: Make
 ) -> None:

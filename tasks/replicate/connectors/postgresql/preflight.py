@@ -22,7 +22,8 @@ select pg_catalog.has_table_privilege(%(oid)s::oid, 'select'),
        pg_catalog.pg_has_role(current_user, c.relowner, 'usage'),
        pg_catalog.current_setting('transaction_read_only')::bool,
        pg_catalog.pg_is_in_recovery(),
-       pg_catalog.row_security_active(%(oid)s::oid)
+       pg_catalog.row_security_active(%(oid)s::oid),
+       pg_catalog.current_setting('session_replication_role') = 'replica'
 from pg_catalog.pg_class c where c.oid = %(oid)s::oid
 """
 
@@ -170,7 +171,7 @@ def _rights(
         _RIGHTS, {"oid": load.relation.detail["oid"], "columns": columns}
     ).fetchone()
     assert row is not None
-    select, insert, update, delete, truncate, owner, read_only, standby, secured = row
+    select, insert, update, delete, truncate, owner, read_only, standby, secured, replica = row
     if read_only or standby:
         return ["the sink is read-only (a standby, or default_transaction_read_only): name another"]
     held = {"insert": insert, "update": update, "delete": delete, "truncate": truncate}
@@ -188,6 +189,14 @@ def _rights(
         found.append(
             f"the row security of {table} holds for role {connection.info.user}, which must see "
             f"and write every row: alter role {connection.info.user} bypassrls, or name another"
+        )
+    if replica:
+        # The role may not set it back by itself, unless it is a superuser or was granted to.
+        role = connection.info.user
+        found.append(
+            f"session_replication_role is replica for role {role}: no foreign key is checked, and "
+            f"triggers for replicas change what is stored: alter role {role} in database "
+            f"{connection.info.dbname} set session_replication_role = origin"
         )
     if load.how == "rename" and not owner:
         found.append(f"only the owner of {table} can rename it: use atomic: delete")
