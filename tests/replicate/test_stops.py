@@ -13,12 +13,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 from replication_kit import Database, Job
 
 from dispatch.context import RunContext, RunStopped
 from tasks.replicate import modes
 from tasks.replicate.connector import Fenced, Lane
-from tasks.replicate.connectors.postgresql import pairs
+from tasks.replicate.connectors.postgresql import pairs, session
+from tasks.replicate.connectors.postgresql.copyout import copy_out
 from tasks.replicate.connectors.postgresql.source import PostgreSQLSource
 
 Make = Callable[..., Job]
@@ -168,6 +170,35 @@ def test_a_frozen_backend_does_not_hold_the_run__R_K2(
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
     _wait(lambda: _sessions(source) == 0 and _sessions(sink) == 0, "sessions to end", 5)
+
+
+def test_a_backend_that_was_sending_ends_with_its_client(source: Database) -> None:
+    """What had arrived is read after the stop, so that nothing unread tells the server."""
+    connection = session.connect(source.config, name="cc/x/1")
+    blocks = copy_out(
+        connection,
+        sql.SQL("copy (select repeat('x', 1000) from generate_series(1, 1000000)) to stdout"),
+    )
+    next(blocks)
+    sightings: list[bool] = []
+
+    def blocked() -> bool:
+        sightings.append(
+            source.value(
+                "select count(*) from pg_stat_activity where wait_event = 'ClientWrite'"
+                " and datname = current_database()"
+            )
+            == 1
+        )
+        return len(sightings) > 50 and all(sightings[-50:])
+
+    _wait(blocked, "the server to wait for its client")
+    session.interrupt(connection)
+    with pytest.raises(psycopg.Error):
+        for _ in blocks:
+            pass
+    session.close(connection)
+    _wait(lambda: _sessions(source) == 0, "the session to end", 3)
 
 
 WORKER = """
