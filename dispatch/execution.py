@@ -146,7 +146,7 @@ def _performed(run: HeldRun, handler: Handler) -> Ending | None:
         context.log.error("%s: %s", told, type(error).__name__, exc_info=error)
         return _failed(run, "handler_error", f"{type(error).__name__}: {message}")
     outcome = returned if isinstance(returned, Outcome) else Outcome(result=returned)
-    return finalization.success(outcome, run.fresh_progress())
+    return finalization.success(outcome, run.fresh_progress(), warning=context.warning)
 
 
 def _ends_the_process(error: BaseException) -> bool:

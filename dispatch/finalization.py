@@ -167,9 +167,11 @@ class Finished:
         )
 
 
-def success(outcome: Outcome, progress: Progress | None = None) -> Ending:
-    """The work is done."""
-    return Ending(JobRunStatus.SUCCEEDED, outcome=outcome, progress=progress)
+def success(
+    outcome: Outcome, progress: Progress | None = None, *, warning: str | None = None
+) -> Ending:
+    """The work is done. ``warning`` counts where a cancel was recorded first (R-F4)."""
+    return Ending(JobRunStatus.SUCCEEDED, outcome=outcome, progress=progress, warning=warning)
 
 
 def failure(

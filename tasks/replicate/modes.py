@@ -37,6 +37,7 @@ SETTLE_SECONDS = 30.0
 """How long a sink that broke while it committed is asked what became of it."""
 _NAP_SECONDS = 0.5
 EMPTIED = "the sink was emptied before the run ended: it is empty or holds a part of the rows"
+COMMITTED = "the sink holds the new rows: they were committed before the run was stopped"
 COMMITTING = "the run was stopped while the sink committed: it may hold the new rows"
 
 
@@ -263,7 +264,7 @@ class Replication:
             with self._transaction(sink, last, undone=EMPTIED):
                 self._transfer(source, sink, request, last, parts, staging=False)
                 self._verify(source, sink, request, last)
-        self.context.sink_indeterminate(None)
+        self.context.sink_indeterminate(COMMITTED)
         self._finish(sink, load)
         return Counts(inserted=self._written)
 
@@ -278,6 +279,7 @@ class Replication:
                 self.meter.report("publishing")
                 counts = sink.publish(load)
                 self._verify(source, sink, request, load)
+            self.context.sink_indeterminate(COMMITTED)
         finally:
             sink.unstage(load)
         self._finish(sink, load)

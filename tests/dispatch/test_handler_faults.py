@@ -211,6 +211,26 @@ def test_what_a_handler_tells_is_redacted_where_it_is_stored__R_X2(
     assert PASSWORD not in str(found)
 
 
+def test_a_cancel_that_meets_a_handler_at_its_end_tells_of_the_sink__R_F4(
+    rows: Rows, worker: Worker
+) -> None:
+    def work(run: RunContext) -> None:
+        run.sink_indeterminate("the rows are in place")
+        rows(
+            "update job_run set status = 'CANCEL_REQUESTED', cancel_requested_at = now()"
+            " where id = %s",
+            run.id,
+        )
+
+    run_id = new_run(rows, worker.job("late", work))
+    worker.run(run_id)
+    found = run(rows, run_id)
+    assert (found["status"], found["cancellation_warning"]) == (
+        "CANCELLED",
+        "the rows are in place",
+    )
+
+
 def test_a_fork_that_comes_back_from_a_handler_ends_there__R_F1(rows: Rows, worker: Worker) -> None:
     ways: dict[str, Callable[[], Any]] = {
         "returns": lambda: "the child's",

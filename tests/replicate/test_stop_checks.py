@@ -113,3 +113,25 @@ def test_a_run_that_is_stopped_inside_a_transaction_does_not_commit_it__R_K2(
     assert calls.count("commit") == (1 if method == "count" else 0)
     assert sink.execute("select id from t") == left
     assert context.warning == (modes.EMPTIED if method == "count" else None)
+
+
+@pytest.mark.parametrize("mode", ["complete", "complete-atomic", "incremental"])
+def test_a_run_that_is_stopped_after_its_commit_says_that_the_rows_are_there__R_F4(
+    sink: Database, job: Make, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    context = job(mode, **({"watermark": "id"} if mode == "incremental" else {})).context()
+    whole, commits = PostgreSQLSink.commit, []
+
+    def commit(end: PostgreSQLSink) -> None:
+        whole(end)
+        commits.append(1)
+        # Of a complete run the truncate is committed first.
+        if len(commits) == (2 if mode == "complete" else 1):
+            context.stop("cancelled")
+
+    monkeypatch.setattr(PostgreSQLSink, "commit", commit)
+    monkeypatch.setattr(PostgreSQLSink, "stop", lambda end: None)
+    with pytest.raises(RunStopped):
+        modes.run(context)
+    assert (1,) in sink.execute("select id from t")
+    assert context.warning == modes.COMMITTED
