@@ -327,8 +327,12 @@ class Sink(End):
         """
         raise SinkError("this connector has no staging", permanent=True)
 
-    def unstage(self, load: Load) -> None:
-        """Drop this run's staging table; never raises."""
+    def unstage(self, load: Load) -> str | None:
+        """Drop this run's staging table; never raises, and waits for others a few seconds at most.
+
+        Returns its name where it is left for a later run's :meth:`stage` to remove.
+        """
+        return None
 
     def finish(self, load: Load, *, analyze: bool) -> list[str]:
         """After the last commit: move sequences of loaded identity columns on, and analyze.

@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import psycopg
 import pytest
+from psycopg import sql
 from replication_kit import Database, Job
 
 from dispatch.context import HandlerFailure
 from tasks.replicate import modes
 from tasks.replicate.connector import Counts, Fenced, Load, SinkError
+from tasks.replicate.connectors.postgresql import publishing, staging
 from tasks.replicate.connectors.postgresql.sink import PostgreSQLSink
 
 Make = Callable[..., Job]
@@ -265,6 +267,71 @@ def test_orphaned_staging_is_swept(source: Database, sink: Database, job: Make) 
         job("complete-atomic").run()
         assert sink.value("select to_regclass(%s)", orphan) is None
         assert sink.value("select to_regclass(%s)", owned) is not None
+
+
+STAGES = "select relname from pg_class where relname ~ '^cc_stage' and relkind = 'r'"
+
+
+@pytest.mark.usefixtures("filled")
+def test_staging_that_another_session_holds_is_left_to_a_later_run(
+    sink: Database, job: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pg_dump does, which locks every table until it has ended."""
+    monkeypatch.setattr(staging, "DROP_SECONDS", 0.2)
+    publish = PostgreSQLSink.publish
+    task = job("complete-atomic")
+    with psycopg.connect(sink.url) as holder:
+
+        def held(self: PostgreSQLSink, load: Load) -> Counts:
+            holder.execute(sql.SQL("lock table {} in access share mode").format(staging.name(load)))
+            return publish(self, load)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PostgreSQLSink, "publish", held)
+            outcome = task.run()
+        (left,) = sink.execute(STAGES)
+        (warning,) = outcome.result["warnings"]
+        assert left[0] in warning
+        assert sink.execute("select distinct version from t") == [(2,)]
+        assert "warnings" not in task.run().result
+        assert sink.execute(STAGES) == [left]
+    task.run()
+    assert sink.execute(STAGES) == []
+
+
+@pytest.mark.usefixtures("filled")
+def test_staging_of_an_attempt_that_is_just_ending_is_swept(sink: Database, job: Make) -> None:
+    """Its server notices only after a moment that it was told to end."""
+    task = job("complete-atomic")
+    old = f"cc_stage_{task.id.hex}_0"
+    sink.execute(f"create table {old} (id int)")
+    with psycopg.connect(sink.url, autocommit=True) as ending:
+        ending.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (old,))
+        timer = threading.Timer(0.5, ending.close)
+        timer.start()
+        task.run()
+        timer.join()
+    assert sink.execute(STAGES) == []
+
+
+@pytest.mark.usefixtures("filled")
+def test_what_follows_the_commit_waits_for_a_limited_time(
+    sink: Database, job: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "FINISH_SECONDS", 0.2)
+    unstage = PostgreSQLSink.unstage
+    with psycopg.connect(sink.url) as holder:
+
+        def held(self: PostgreSQLSink, load: Load) -> str | None:
+            # As a vacuum or the build of an index does.
+            holder.execute("lock table t in share update exclusive mode")
+            return unstage(self, load)
+
+        monkeypatch.setattr(PostgreSQLSink, "unstage", held)
+        outcome = job("complete-atomic", analyze=True).run()
+    (warning,) = outcome.result["warnings"]
+    assert warning.startswith("the rows are in place, but what follows them failed: sink: ")
+    assert "lock timeout" in warning
 
 
 @pytest.mark.usefixtures("filled")

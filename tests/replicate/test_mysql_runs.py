@@ -116,6 +116,33 @@ def test_orphaned_staging_of_older_attempts_is_swept_and_no_other(one):
         assert source.tables() == [("t",)]
 
 
+def test_staging_that_another_session_holds_is_left_to_a_later_run(one):
+    """As a dump in one transaction does, which holds what it has read until it has ended."""
+    one.make("t", {"id": "int"}, key=["id"])
+
+    def staged(fence: int) -> Any:
+        return load_of(
+            one, "t", mode="complete-atomic", how="delete", run_id=f"run{fence}", fence=fence
+        )
+
+    def stages() -> list[str]:
+        return [name for (name,) in one.sql("show tables like 'claimcheck\\_stage%'")]
+
+    with MySQL().sink(one.config) as sink:
+        sink.stage(staged(1))
+        other = drivers.connect(one.config, name="holder", seconds=5)
+        with contextlib.closing(other), contextlib.closing(other.cursor()) as holder:
+            holder.execute("begin")
+            holder.execute(f"select * from {staging.name(staged(1))}")  # noqa: S608
+            assert sink.unstage(staged(1)) == staging.name(staged(1))
+            sink.stage(staged(2))
+            assert sink.unstage(staged(2)) is None
+            assert stages() == ["claimcheck_stage_run1"]
+        sink.stage(staged(3))
+        assert sink.unstage(staged(3)) is None
+    assert stages() == []
+
+
 def test_old_staging_of_a_job_that_runs_no_more_is_swept(one, monkeypatch):
     one.make("t", {"id": "int"}, key=["id"])
 

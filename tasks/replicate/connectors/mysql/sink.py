@@ -194,10 +194,12 @@ class MySQLSink(Sink):
         self._announce(load)
         staging.make(self._session, load)
 
-    def unstage(self, load: Load) -> None:
+    def unstage(self, load: Load) -> str | None:
         with contextlib.suppress(SinkError):
             self._session.rollback()
-            staging.drop(self._session, load)
+            if not staging.drop(self._session, load):
+                return staging.name(load)
+        return None
 
     def write(self, load: Load, batches: Iterable[Batch], *, staging: bool) -> int:
         place = _stage(load) if staging else target(load)

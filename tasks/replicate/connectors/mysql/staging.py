@@ -72,8 +72,9 @@ def make(session: Session, load: Load) -> None:
     )
 
 
-def drop(session: Session, load: Load) -> None:
-    session.execute(_DROP.format(stage=name(load)))
+def drop(session: Session, load: Load) -> bool:
+    """Drop this run's table, and tell whether it could be: a later run sweeps what is held."""
+    return _try(session, _DROP.format(stage=name(load)))
 
 
 def sweep(session: Session, load: Load) -> None:
@@ -88,14 +89,17 @@ def sweep(session: Session, load: Load) -> None:
         drop = _DROP.format(stage=identifier(place, table))
         if scope == load.scope:
             if number < load.fence:
-                session.execute(drop)
+                _try(session, drop)
         elif old and not fence.held(session, scope, number):
             _try(session, drop)
 
 
-def _try(session: Session, statement: str) -> None:
-    """Run what another user's rights or somebody's open transaction may forbid."""
+def _try(session: Session, statement: str) -> bool:
+    """Run what another user's rights or somebody's open transaction may forbid; whether it was."""
     session.execute(_PATIENCE.format(seconds=1))
+    done = False
     with contextlib.suppress(SinkError):
         session.execute(statement)
+        done = True
     session.execute(_PATIENCE.format(seconds="default"))
+    return done

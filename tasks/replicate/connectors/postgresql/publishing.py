@@ -10,7 +10,7 @@ from psycopg import sql
 from tasks.replicate.connector import Counts, Load
 from tasks.replicate.connectors import keys
 from tasks.replicate.connectors.postgresql import catalog, staging
-from tasks.replicate.connectors.postgresql.session import comma, identifier
+from tasks.replicate.connectors.postgresql.session import comma, identifier, patience
 
 _TRUNCATE = sql.SQL("truncate table {}")
 _DELETE = sql.SQL("delete from {}")
@@ -227,6 +227,8 @@ from (select max({column})::int8 as high from {target}) m, {relation} s
 where m.high is not null and (m.high > s.last_value or (m.high = s.last_value and not s.is_called))
 """)
 _ANALYZE = sql.SQL("analyze {}")
+FINISH_SECONDS = 30.0
+"""How long each statement that follows the commit waits for a lock, such as a vacuum's."""
 
 
 def finish(connection: psycopg.Connection[Any], load: Load, *, analyze: bool) -> list[str]:
@@ -235,15 +237,17 @@ def finish(connection: psycopg.Connection[Any], load: Load, *, analyze: bool) ->
     schema, table = load.relation.detail["schema"], load.relation.detail["table"]
     name = catalog.quoted((schema, table))
     names = [plan.sink.name for plan in load.columns]
-    for column, sequence in connection.execute(_SEQUENCES, (name, name, names, name)).fetchall():
-        connection.execute(
-            _SETVAL.format(
-                sequence=sql.Literal(sequence),
-                column=sql.Identifier(column),
-                target=target(load),
-                relation=sql.SQL(sequence),
+    with patience(connection, FINISH_SECONDS):
+        found = connection.execute(_SEQUENCES, (name, name, names, name)).fetchall()
+        for column, sequence in found:
+            connection.execute(
+                _SETVAL.format(
+                    sequence=sql.Literal(sequence),
+                    column=sql.Identifier(column),
+                    target=target(load),
+                    relation=sql.SQL(sequence),
+                )
             )
-        )
-    if analyze:
-        connection.execute(_ANALYZE.format(target(load)))
+        if analyze:
+            connection.execute(_ANALYZE.format(target(load)))
     return []

@@ -60,6 +60,8 @@ select pg_catalog.pg_backend_pid(),
   array(select set_config(name, value, false) from unnest(%s::text[], %s::text[]) s (name, value))
 """
 
+_PATIENCE = "select set_config('lock_timeout', %s, false)"
+
 
 def conninfo_of(config: Mapping[str, Any]) -> str:
     """libpq's form of the configured URL; raises ValueError without echoing it."""
@@ -139,6 +141,18 @@ def close(connection: psycopg.Connection[Any]) -> None:
         connection.close()
 
 
+@contextlib.contextmanager
+def patience(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
+    """What the block runs, in autocommit, waits at most so long for each lock; psycopg's errors
+    pass, such as LockNotAvailable."""
+    connection.execute(_PATIENCE, (f"{max(1, round(seconds * 1000))}ms",))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psycopg.Error):
+            connection.execute(_PATIENCE, (_SETTINGS["lock_timeout"],))
+
+
 def identifier(parts: Sequence[str]) -> sql.Identifier:
     """A quoted, possibly qualified name."""
     return sql.Identifier(*parts)
@@ -189,7 +203,7 @@ _NO_LOGIN = re.compile(
     r'|permission denied for database ")|fe_sendauth: no password supplied$'
 )
 _BESIDE = ("DETAIL:", "HINT:", "Multiple connection attempts failed.")
-# Only a part of a parallel read waits for a limited time (PostgreSQLSource.join).
+# Of reads, only a part of a parallel one waits for a limited time (PostgreSQLSource.join).
 _LOCK_TIMEOUT = "55P03"
 _NO_RIGHT = "42501"
 

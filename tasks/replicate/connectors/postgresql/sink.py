@@ -162,10 +162,11 @@ class PostgreSQLSink(Sink):
                 self._form = renaming.form(self._connection, load)
             staging.make(self._connection, load)
 
-    def unstage(self, load: Load) -> None:
+    def unstage(self, load: Load) -> str | None:
         with contextlib.suppress(psycopg.Error):
-            if not self._connection.closed:
-                staging.drop(self._connection, load)
+            if not self._connection.closed and not staging.drop(self._connection, load):
+                return join_name((staging.schema(load), staging.table_name(load)))
+        return None
 
     def write(self, load: Load, batches: Iterable[Batch], *, staging: bool) -> int:
         target = _staging_name(load) if staging else _target(load)

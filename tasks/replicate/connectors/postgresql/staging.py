@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.errors import LockNotAvailable
 
 from tasks.replicate.connector import Load
-from tasks.replicate.connectors.postgresql.session import comma, identifier
+from tasks.replicate.connectors.postgresql.session import comma, identifier, patience
 
 PREFIX = "cc_stage_"
 
@@ -28,6 +30,13 @@ _OWN = "select pg_catalog.pg_advisory_lock(pg_catalog.hashtextextended(%s, 0))"
 _TRY = "select pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended(%s, 0))"
 _RELEASE = "select pg_catalog.pg_advisory_unlock(pg_catalog.hashtextextended(%s, 0))"
 _DROP = sql.SQL("drop table if exists {}")
+
+# Whoever reads a staging table holds it, pg_dump until it has ended. More than the second after
+# which PostgreSQL ends an autovacuum that stands in the way.
+DROP_SECONDS = 3.0
+# A session that was just told to end, or whose client has just died, still has its lock.
+ENDING_SECONDS = 2.0
+_NAP_SECONDS = 0.02
 
 
 def table_name(load: Load) -> str:
@@ -48,7 +57,7 @@ def name(load: Load) -> sql.Identifier:
 def make(connection: psycopg.Connection[Any], load: Load) -> None:
     """Sweep orphans of any job in the staging schema, then make this run's table, empty."""
     assert load.relation is not None
-    sweep(connection, schema(load))
+    sweep(connection, load)
     connection.execute(_OWN, (table_name(load),))
     connection.execute(_DROP.format(name(load)))
     target = identifier((load.relation.detail["schema"], load.relation.detail["table"]))
@@ -61,19 +70,42 @@ def make(connection: psycopg.Connection[Any], load: Load) -> None:
         connection.execute(_MAKE.format(staging=name(load), columns=columns, target=target))
 
 
-def sweep(connection: psycopg.Connection[Any], schema: str) -> list[str]:
-    """Drop staging tables whose owner's session is gone; returns their names."""
-    dropped = []
-    for owner, table in connection.execute(_ORPHANS, (schema,)).fetchall():
+def sweep(connection: psycopg.Connection[Any], load: Load) -> None:
+    """Drop staging tables whose owner's session is gone; older attempts' may yet be ending."""
+    own = table_name(load).rpartition("_")[0]
+    began = time.monotonic()
+    for place, table in connection.execute(_ORPHANS, (schema(load),)).fetchall():
         assert re.fullmatch(rf"{PREFIX}[0-9a-f]{{32}}_\d+", table)
+        until = began + ENDING_SECONDS if table.rpartition("_")[0] == own else began
+        if _orphaned(connection, table, until):
+            # Together they take no longer than one: a dump holds them all.
+            left = began + DROP_SECONDS - time.monotonic()
+            _drop(connection, identifier((place, table)), left)
+            connection.execute(_RELEASE, (table,))
+
+
+def _orphaned(connection: psycopg.Connection[Any], table: str, until: float) -> bool:
+    """Whether its owner's lock could be had by then (monotonic); this session has it now."""
+    while True:
         row = connection.execute(_TRY, (table,)).fetchone()
         if row and row[0]:
-            connection.execute(_DROP.format(identifier((owner, table))))
-            connection.execute(_RELEASE, (table,))
-            dropped.append(table)
+            return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_NAP_SECONDS)
+
+
+def drop(connection: psycopg.Connection[Any], load: Load) -> bool:
+    """Drop this run's table, and tell whether it could be: a later run sweeps what is held."""
+    dropped = _drop(connection, name(load), DROP_SECONDS)
+    connection.execute(_RELEASE, (table_name(load),))
     return dropped
 
 
-def drop(connection: psycopg.Connection[Any], load: Load) -> None:
-    connection.execute(_DROP.format(name(load)))
-    connection.execute(_RELEASE, (table_name(load),))
+def _drop(connection: psycopg.Connection[Any], table: sql.Identifier, seconds: float) -> bool:
+    try:
+        with patience(connection, seconds):
+            connection.execute(_DROP.format(table))
+    except LockNotAvailable:
+        return False
+    return True
