@@ -204,8 +204,11 @@ class Source(End):
         """At most ``parts`` shares that together are the request, each row in exactly one."""
         return [Part(0)]
 
-    def join(self, part: Part) -> None:
-        """In another process: see the state of the source whose :meth:`split` made ``part``."""
+    def join(self, request: ReadRequest, part: Part) -> None:
+        """In another process: see the state of the source whose :meth:`split` made ``part``.
+
+        What stands in the way of reading it shows here, as far as it can: the sink is still whole.
+        """
 
     @abstractmethod
     def read(self, request: ReadRequest, part: Part, lane: Lane) -> Iterator[Batch]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from dispatch.context import RunContext
-from tasks.replicate.connector import Batch, End, Source
+from tasks.replicate.connector import ALTERED, Batch, End, Load, Sink, SinkError, Source
 
 E = TypeVar("E", bound=End)
 
@@ -74,6 +74,20 @@ def _ahead(batches: Iterator[Batch]) -> Iterator[Iterator[Batch]]:
     finally:
         left.set()
         thread.join()
+
+
+def refuse_changes(sink: Sink, load: Load) -> None:
+    """Inside a transaction: what was described without a lock may be another table by now.
+
+    Raises SinkError.
+    """
+    if sink.altered(load):
+        raise SinkError(f"sink: {ALTERED}")
+    if refusals := sink.refusals(load):
+        raise SinkError(
+            f"the sink was changed while the run was at work: {'; '.join(refusals)}",
+            permanent=True,
+        )
 
 
 @contextmanager

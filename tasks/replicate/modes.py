@@ -12,7 +12,6 @@ from dispatch.context import HandlerFailure, Outcome, RunContext, RunStopped
 from tasks.replicate import checksum, planner, registry
 from tasks.replicate import parts as processes
 from tasks.replicate.connector import (
-    ALTERED,
     Bound,
     CommitUnknown,
     Connector,
@@ -26,7 +25,7 @@ from tasks.replicate.connector import (
     Source,
     SourceError,
 )
-from tasks.replicate.ends import opened, reading
+from tasks.replicate.ends import opened, reading, refuse_changes
 from tasks.replicate.guards import guarded
 from tasks.replicate.meter import Meter
 from tasks.replicate.names import join_name, session_name, split_name
@@ -250,20 +249,24 @@ class Replication:
     # Moving the rows
 
     def _emptied(self, source: Source, sink: Sink, request: ReadRequest, load: Load) -> Counts:
-        """``complete``: the truncate commits first, then the rows follow."""
-        with self._transaction(sink, load):
-            sink.truncate(load)
-            self.context.sink_indeterminate(EMPTIED)
+        """``complete``: the truncate commits first, then the rows follow.
+
+        Not before all parts are connected: one that cannot be leaves the old content.
+        """
         parts = self._parts(source, request)
-        last = replace(load, step=1)
-        if len(parts) > 1:
-            # Each part commits for itself, behind the fence.
-            self._transfer(source, sink, request, load, parts, staging=False)
-            self._verify(source, sink, request, load)
-        else:
-            with self._transaction(sink, last, undone=EMPTIED):
-                self._transfer(source, sink, request, last, parts, staging=False)
-                self._verify(source, sink, request, last)
+        with self._team(request, parts, load) as team:
+            with self._transaction(sink, load):
+                sink.truncate(load)
+                self.context.sink_indeterminate(EMPTIED)
+            if team is not None:
+                # Each part commits for itself, behind the fence.
+                self._moved(team.transfer())
+                self._verify(source, sink, request, load)
+            else:
+                last = replace(load, step=1)
+                with self._transaction(sink, last, undone=EMPTIED):
+                    self._moved(self._move(source, sink, request, last, parts[0]))
+                    self._verify(source, sink, request, last)
         self.context.sink_indeterminate(COMMITTED)
         self._finish(sink, load)
         return Counts(inserted=self._written)
@@ -274,7 +277,11 @@ class Replication:
         sink.stage(load)
         try:
             parts = self._parts(source, request)
-            self._transfer(source, sink, request, load, parts, staging=True)
+            with self._team(request, parts, load) as team:
+                if team is not None:
+                    self._moved(team.transfer())
+                else:
+                    self._moved(self._move(source, sink, request, load, parts[0]))
             with self._transaction(sink, load):
                 self.meter.report("publishing")
                 counts = sink.publish(load)
@@ -295,7 +302,7 @@ class Replication:
         self.context.check_cancelled()
         try:
             sink.begin(load)
-            self._refuse_changes(sink, load)
+            refuse_changes(sink, load)
             yield
             self.context.check_cancelled()
         except BaseException:
@@ -312,16 +319,6 @@ class Replication:
         except SinkError:
             self.context.sink_indeterminate(undone)
             raise
-
-    def _refuse_changes(self, sink: Sink, load: Load) -> None:
-        """What was described without a lock may be another table by now."""
-        if sink.altered(load):
-            raise SinkError(f"sink: {ALTERED}")
-        if refusals := sink.refusals(load):
-            raise SinkError(
-                f"the sink was changed while the run was at work: {'; '.join(refusals)}",
-                permanent=True,
-            )
 
     def _settle(self, sink: Sink, load: Load, undone: str | None) -> None:
         """Learn what became of a commit whose answer was lost; raises where nothing did."""
@@ -353,44 +350,35 @@ class Replication:
             self._warn(warning)
         return parts
 
-    def _transfer(
-        self,
-        source: Source,
-        sink: Sink,
-        request: ReadRequest,
-        load: Load,
-        parts: list[Part],
-        *,
-        staging: bool,
-    ) -> None:
-        if len(parts) > 1:
-            self._written += self._in_processes(request, parts, load, staging=staging)
-        else:
-            with reading(source, source.read(request, parts[0], load.lane)) as batches:
-                flow = guarded(self.meter.through(batches), load.columns)
-                self._written += sink.write(load, flow, staging=staging)
-        self._read = self.meter.rows
-        self.meter.report("reading")
-
-    def _in_processes(
-        self, request: ReadRequest, parts: list[Part], load: Load, *, staging: bool
-    ) -> int:
+    def _team(
+        self, request: ReadRequest, parts: list[Part], load: Load
+    ) -> contextlib.AbstractContextManager[processes.Team | None]:
+        """The processes of several parts, connected for the block; None where one part is all."""
+        if len(parts) == 1:
+            return contextlib.nullcontext()
         ends = processes.Ends(
             (self._source_connector.name, self._sink_connector.name),
             self._source_config,
             self._sink_config,
             self._name,
         )
-        return processes.transfer(
-            self.context,
-            self.meter,
-            ends,
-            request,
-            parts,
-            load,
-            staging=staging,
-            bandwidth=self.spec.bandwidth,
-        )
+        bandwidth = self.spec.bandwidth
+        return processes.Team(
+            self.context, self.meter, ends, request, parts, load, bandwidth=bandwidth
+        ).connected()
+
+    def _move(
+        self, source: Source, sink: Sink, request: ReadRequest, load: Load, part: Part
+    ) -> int:
+        """Move one part in this process and return the rows written."""
+        with reading(source, source.read(request, part, load.lane)) as batches:
+            flow = guarded(self.meter.through(batches), load.columns)
+            return sink.write(load, flow, staging=bool(load.how))
+
+    def _moved(self, written: int) -> None:
+        self._written = written
+        self._read = self.meter.rows
+        self.meter.report("reading")
 
     def _warn(self, warning: str) -> None:
         """Tell it in the run's log and, at the end, with its result."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tasks.replicate import registry
 from tasks.replicate.connector import (
-    ALTERED,
     Batch,
     CommitUnknown,
     End,
@@ -19,13 +19,13 @@ from tasks.replicate.connector import (
     Sink,
     SinkError,
 )
-from tasks.replicate.ends import reading
+from tasks.replicate.ends import reading, refuse_changes
 from tasks.replicate.guards import guarded
 from tasks.replicate.meter import REPORT_SECONDS, Throttle
 
 
 class Work:
-    """A part's task, from :func:`tasks.replicate.parts.transfer`."""
+    """A part's task, from :class:`tasks.replicate.parts.Team`."""
 
     def __init__(self, task: dict[str, Any], report: Callable[..., None]) -> None:
         self._task = task
@@ -34,11 +34,17 @@ class Work:
         self._rows = self._bytes = 0
         self._reported = time.monotonic()
         self._stopped = False
+        self._told = threading.Event()
         self.throttle = Throttle(task["bandwidth"], lambda: None)
+
+    def begin(self) -> None:
+        """From another thread: move the rows, now that all parts are connected."""
+        self._told.set()
 
     def stop(self) -> None:
         """From another thread: break what the ends do, and commit no more."""
         self._stopped = True
+        self._told.set()
         for end in list(self._ends):
             with contextlib.suppress(Exception):
                 end.stop()
@@ -54,22 +60,27 @@ class Work:
             self._ends.append(source)
             with registry.get(task["connectors"][1]).sink(task["sink"], name=name) as sink:
                 self._ends.append(sink)
-                source.join(part)
+                source.join(request, part)
+                self._report(connected=True)
+                self._told.wait()
+                self._check()
                 with reading(source, source.read(request, part, load.lane)) as batches:
                     flow = guarded(self._counted(batches), load.columns)
                     written = self._write(sink, load, flow)
         self._report(rows=self._rows, bytes=self._bytes, written=written)
 
+    def _check(self) -> None:
+        if self._stopped:
+            raise SinkError("sink: stopped")
+
     def _write(self, sink: Sink, load: Load, flow: Iterator[Batch]) -> int:
-        if self._task["staging"]:
+        if load.how:
             return sink.write(load, flow, staging=True)
         try:
             sink.begin(load)
-            if sink.altered(load):
-                raise SinkError(f"sink: {ALTERED}")
+            refuse_changes(sink, load)
             written = sink.write(load, flow, staging=False)
-            if self._stopped:
-                raise SinkError("sink: stopped")
+            self._check()
         except BaseException:
             sink.rollback()
             raise

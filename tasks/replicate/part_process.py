@@ -1,8 +1,9 @@
 """One part of a parallel run, in a process of its own: rows in Python keep one core busy each.
 
 Started by :mod:`tasks.replicate.parts` as a script. Its task, credentials included, comes over
-standard input; it reports on standard output in JSON lines and never logs. When standard input
-ends, because the run was stopped or its worker died, both ends are stopped and the process exits.
+standard input; it reports on standard output in JSON lines and never logs. It opens both ends and
+waits to be told that all parts have. When standard input ends, because the run was stopped or its
+worker died, both ends are stopped and the process exits.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ def main(inward: BinaryIO, outward: BinaryIO) -> int:
 
     def listen() -> None:
         for line in inward:
-            work.throttle.limit = json.loads(line)["bandwidth"]
+            message = json.loads(line)
+            if "bandwidth" in message:
+                work.throttle.limit = message["bandwidth"]
+            else:
+                work.begin()
         work.stop()
         # What does not end by itself ends with the process; its sessions are told already.
         time.sleep(0.5)

@@ -9,7 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,59 +35,86 @@ class Ends:
         return f"Ends({self.connectors})"
 
 
-def transfer(
-    context: RunContext,
-    meter: Meter,
-    ends: Ends,
-    request: ReadRequest,
-    parts: Sequence[Part],
-    load: Load,
-    *,
-    staging: bool,
-    bandwidth: int | None,
-) -> int:
-    """Move all parts at once and return the rows written; the first failure ends them all.
+class Team:
+    """The processes of a parallel run, one for each part; the first failure ends them all.
 
-    Raises HandlerFailure, or RunStopped within a second of the stop.
+    Its methods raise HandlerFailure, or RunStopped within a second of the stop.
     """
-    messages: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
-    team = [
-        _Process(number, _task(ends, request, part, load, staging, bandwidth, len(parts)), messages)
-        for number, part in enumerate(parts)
-    ]
 
-    def wake() -> None:
-        messages.put((-1, None))
+    def __init__(
+        self,
+        context: RunContext,
+        meter: Meter,
+        ends: Ends,
+        request: ReadRequest,
+        parts: Sequence[Part],
+        load: Load,
+        *,
+        bandwidth: int | None,
+    ) -> None:
+        self._context = context
+        self._meter = meter
+        self._bandwidth = bandwidth
+        self._messages: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
+        self._members = [
+            _Process(
+                number, _task(ends, request, part, load, bandwidth, len(parts)), self._messages
+            )
+            for number, part in enumerate(parts)
+        ]
+        self._running = set(range(len(parts)))
 
-    running = set(range(len(team)))
-    written = 0
-    try:
-        with context.stopping(wake):
-            for process in team:
-                process.start()
-            while running:
-                number, message = messages.get()
-                context.check_cancelled()
-                if message is None:
-                    if number in running:
-                        raise HandlerFailure(f"the process of part {number} died")
-                    continue
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[Team]:
+        """In the block, all parts have both their ends open and see the leader's snapshot."""
+        try:
+            with self._context.stopping(self._wake):
+                for member in self._members:
+                    member.start()
+                waiting = set(self._running)
+                while waiting:
+                    number, _ = self._next()
+                    waiting.discard(number)
+                yield self
+        finally:
+            for member in self._members:
+                member.let_go()
+            for member in self._members:
+                member.end()
+
+    def transfer(self) -> int:
+        """Move all parts at once and return the rows written."""
+        for member in self._members:
+            member.tell({})
+        written = 0
+        while self._running:
+            number, message = self._next()
+            self._meter.add(message["rows"], message["bytes"])
+            if "written" in message:
+                written += message["written"]
+                self._running.discard(number)
+                if self._bandwidth is not None and self._running:
+                    # The limit is one total: who is left shares all of it.
+                    for other in self._running:
+                        self._members[other].tell(
+                            {"bandwidth": self._bandwidth / len(self._running)}
+                        )
+        return written
+
+    def _wake(self) -> None:
+        self._messages.put((-1, None))
+
+    def _next(self) -> tuple[int, dict[str, Any]]:
+        """A part's next report, and its number."""
+        while True:
+            number, message = self._messages.get()
+            self._context.check_cancelled()
+            if message is not None:
                 if "error" in message:
                     raise _failure(message)
-                meter.add(message["rows"], message["bytes"])
-                if "written" in message:
-                    written += message["written"]
-                    running.discard(number)
-                    if bandwidth is not None and running:
-                        # The limit is one total: who is left shares all of it.
-                        for other in running:
-                            team[other].tell({"bandwidth": bandwidth / len(running)})
-    finally:
-        for process in team:
-            process.let_go()
-        for process in team:
-            process.end()
-    return written
+                return number, message
+            if number in self._running:
+                raise HandlerFailure(f"the process of part {number} died")
 
 
 def _task(
@@ -95,7 +122,6 @@ def _task(
     request: ReadRequest,
     part: Part,
     load: Load,
-    staging: bool,
     bandwidth: int | None,
     parts: int,
 ) -> dict[str, Any]:
@@ -106,8 +132,7 @@ def _task(
         "name": ends.name,
         "request": request,
         "part": part,
-        "load": load if staging else replace(load, step=part.number + 1),
-        "staging": staging,
+        "load": load if load.how else replace(load, step=part.number + 1),
         "bandwidth": None if bandwidth is None else bandwidth / parts,
     }
 

@@ -212,7 +212,7 @@ class SourceConformance:
             found = []
             for part in parts:
                 with harness.connector.source(harness.config) as reader:
-                    reader.join(part)
+                    reader.join(request, part)
                     found.extend(read_all(reader, request, [part]))
         assert sorted(found) == rows
 

@@ -6,11 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 
+import psycopg
 import pytest
-from replication_kit import Database, Job
+from psycopg import conninfo
+from replication_kit import Database, Job, url_of
 
 from dispatch.context import HandlerFailure, RunStopped
 from tasks.replicate import modes
+from tasks.replicate.connectors.postgresql.sink import PostgreSQLSink
 
 Make = Callable[..., Job]
 DDL = "create table t (id int primary key, name text)"
@@ -110,6 +113,58 @@ def test_the_first_failure_ends_all_parts(source: Database, sink: Database, job:
         job("complete", "t", parallelism=3).run()
     assert caught.value.code == "sink_error"
     _no_sessions(sink)
+
+
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize("side", ["source", "sink"])
+def test_parts_that_cannot_all_connect_leave_the_table_as_it_was(
+    source: Database, sink: Database, job: Make, side: str
+) -> None:
+    sink.execute("insert into t values (0, 'old')")
+    database = source if side == "source" else sink
+    role = "cc_few_" + database.connection.info.dbname[-20:]
+    database.execute(f"create role {role} login connection limit 3")
+    try:
+        database.execute(f"grant all on schema public to {role}; grant all on t to {role}")
+        task = job("complete", parallelism=3)
+        few = {"url": url_of(conninfo.make_conninfo(database.url, user=role))}
+        try:
+            psycopg.connect(few["url"]).close()
+        except psycopg.OperationalError:
+            pytest.skip("only where roles log in by trust")
+        setattr(task, side, few)
+        context = task.context()
+        with pytest.raises(HandlerFailure, match="too many connections for role") as caught:
+            modes.run(context)
+        assert caught.value.code == f"{side}_error"
+        assert context.warning is None
+        assert sink.execute("select * from t") == [(0, "old")]
+        _no_sessions(database)
+        database.execute(f"alter role {role} connection limit 4")
+        assert task.run().rows_processed == 20000
+    finally:
+        database.execute(f"drop owned by {role}")
+        database.execute(f"drop role {role}")
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_trigger_that_appears_before_the_parts_write_is_refused(
+    source: Database, sink: Database, job: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink.execute(
+        "create function loud() returns trigger language plpgsql as"
+        " $$begin new.name := upper(new.name); return new; end$$"
+    )
+    commit = PostgreSQLSink.commit
+
+    def commits(self: PostgreSQLSink) -> None:
+        commit(self)
+        sink.execute("create trigger loud before insert on t for each row execute function loud()")
+
+    monkeypatch.setattr(PostgreSQLSink, "commit", commits)
+    with pytest.raises(HandlerFailure, match=r"was changed while the run was at work: .* loud"):
+        job("complete", parallelism=2).run()
+    assert sink.value("select count(*) from t") == 0
 
 
 @pytest.mark.usefixtures("filled")

@@ -172,14 +172,15 @@ def test_a_truncate_after_the_snapshot_waits_for_the_run(
 
 
 @pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("mode", ["complete", "complete-atomic"])
 def test_parts_do_not_wait_for_ever_behind_a_truncate(
-    source: Database, sink: Database, job: Make
+    source: Database, sink: Database, job: Make, mode: str
 ) -> None:
     """The truncate waits for the leader, the parts behind it, and the leader for the parts."""
     source.execute("insert into t select i, repeat('x', 900) from generate_series(5001, 9000) i")
-    task = job("complete-atomic", parallelism=2)
+    task = job(mode, parallelism=2)
     sink.execute("insert into t values (0, 'old')")
-    real = modes.Replication._in_processes
+    real = modes.Replication._team
     with psycopg.connect(source.url) as late:
         truncating = threading.Thread(target=late.execute, args=("truncate t",))
 
@@ -189,7 +190,7 @@ def test_parts_do_not_wait_for_ever_behind_a_truncate(
             return real(self, *args, **more)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(modes.Replication, "_in_processes", held)
+            patch.setattr(modes.Replication, "_team", held)
             with pytest.raises(HandlerFailure, match="waits to truncate") as caught:
                 task.run()
         assert not caught.value.permanent

@@ -205,7 +205,7 @@ class PostgreSQLSource(Source):
         with errors(SourceError, self._config):
             return splitting.split(self._connection, request, parts)
 
-    def join(self, part: Part) -> None:
+    def join(self, request: ReadRequest, part: Part) -> None:
         exported = part.bounds.get("snapshot")
         with errors(SourceError, self._config):
             self._connection.execute("begin isolation level repeatable read read only")
@@ -218,7 +218,8 @@ class PostgreSQLSource(Source):
             self._connection.execute(
                 sql.SQL("set local lock_timeout = {}").format(sql.Literal(f"{PART_LOCK_SECONDS}s"))
             )
-            self._connection.execute("select 1")
+            # Planning locks what the read will.
+            catalog.explain(self._connection, sql.SQL("select * {}").format(rows_of(request)))
         self._in_snapshot = True
 
     # The rows
