@@ -93,7 +93,7 @@ def plan(
     problems: list[str] = []
     warnings: list[str] = []
     columns: list[ColumnPlan] = []
-    lanes = set(source.lanes) & set(sink.lanes)
+    lanes, odd = set(source.lanes) & set(sink.lanes), ""
     mine = chosen(spec, ours)
     for position, column in enumerate(mine):
         name = sink_name(spec, position, column.name)
@@ -117,7 +117,10 @@ def plan(
             problems.append(f"column {name}: {fit.refusal}")
             continue
         guarded = {Lane.ROWS, *source.guarded_lanes}
-        lanes &= guarded & fit.lanes if fit.guards else fit.lanes
+        left = lanes & fit.lanes & (guarded if fit.guards else lanes)
+        if lanes and not left:
+            odd = name
+        lanes = left
         columns.append(ColumnPlan(column, target, fit.read_as, fit.guards))
     written = {column.sink.name for column in columns}
     needed = [
@@ -137,7 +140,6 @@ def plan(
         problems.append(f"no column of the source can be written to {table}")
     refuse(problems)
     if not lanes:
-        one = next(column for column in columns)
-        refuse([f"no one way carries all columns of {table}; convert {one.sink.name} in a query"])
+        refuse([f"no one way carries all columns of {table}; convert {odd} in a query"])
     lane = next(lane for lane in source.lanes if lane in lanes)
     return Plan(tuple(columns), lane, tuple(warnings))

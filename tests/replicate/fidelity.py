@@ -140,7 +140,8 @@ nothing in between. This page is printed by `tests/replicate/fidelity.py`, which
 all three modes, compares both sides as text and lets both databases compute checksums.
 
 The *lane* says how the rows travel: `copy-binary` and `copy-text` hand PostgreSQL's own bytes on,
-`rows` carries each value through Python.
+`rows` carries each value through Python. The page is for two servers of one version; from one side
+of PostgreSQL 17 to the other, intervals go as text, and those that the sink has not are refused.
 
 ## PostgreSQL to PostgreSQL
 

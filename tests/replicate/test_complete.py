@@ -127,6 +127,17 @@ def test_what_does_not_fit_is_refused_before_the_truncate(
     assert sink.value("select to_regclass('claimcheck_fence')") is None
 
 
+def test_a_column_that_goes_no_way_of_the_others_is_named(
+    source: Database, sink: Database, job: Make
+) -> None:
+    source.execute("create table t (id int, m money, n bigint)")
+    sink.execute("create table t (id int, m money, n int)")
+    if source.value("show lc_monetary") != sink.value("show lc_monetary"):
+        pytest.skip("the servers' money differs")
+    with pytest.raises(SinkError, match="convert n in a query"):
+        job("complete").run()
+
+
 def test_foreign_keys_and_triggers_are_refused(source: Database, sink: Database, job: Make) -> None:
     source.execute("create table t (id int primary key)")
     sink.execute("create table t (id int primary key)")

@@ -35,7 +35,9 @@ def test_values_arrive_unchanged_or_are_refused_by_column(
         pytest.skip(f"a server has no {pair.source}")
 
 
-def test_the_page_is_what_the_matrix_prints() -> None:
+def test_the_page_is_what_the_matrix_prints(ends: tuple[Database, Database]) -> None:
+    if len({end.version // 10000 for end in ends}) > 1:
+        pytest.skip("the page tells the lanes between servers of one version")
     if len(RESULTS) < len(list(fidelity.pairs())) - 1:
         pytest.skip("only a part of the matrix was tried")
     page = PAGE.read_text()

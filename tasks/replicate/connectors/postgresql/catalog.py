@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -140,6 +140,10 @@ _KINDS = {
     "jsonb": Kind.JSON,
 } | dict.fromkeys(_TEXTS, Kind.TEXT)
 ALL_FIELDS = 0x7FFF
+# Types that a version wrote or read otherwise than those before it, under the same name: the bits
+# (and the text) of the greatest interval are infinity since 17; a byte above 127 of "char" has the
+# text \\377 since 15. Numbers got an infinity of their own, which older servers refuse.
+_CHANGED = {"interval": 170000, "char": 150000}
 _BITS = {"int2": 16, "int4": 32, "int8": 64, "oid": 32, "float4": 32, "float8": 64}
 
 
@@ -312,7 +316,7 @@ def describe_types(
     if not types:
         return []
     rows = connection.execute(_TYPES, ([t[0] for t in types], [t[1] for t in types])).fetchall()
-    money = None
+    money, version = None, connection.info.server_version
     described = []
     for (
         name,
@@ -339,11 +343,20 @@ def describe_types(
             "element": element,
             "signature": signature,
             "leaves": tuple((leaf, int(modifier)) for leaf, modifier in leaves),
+            "newer": newer(version, (leaf for leaf, _ in leaves)),
             "typmod": typmod,
             "locale": money if typname == "money" else None,
         }
         described.append((neutral(name, typname, typmod, typtype), detail))
     return described
+
+
+def newer(version: int, leaves: Iterable[str]) -> frozenset[str]:
+    """Those of the types that a server of this version writes and reads otherwise than older ones.
+
+    ``version`` is as libpq tells it, such as 160014.
+    """
+    return frozenset(leaf for leaf in leaves if version >= _CHANGED.get(leaf, version + 1))
 
 
 def interval_fields(typmod: int) -> int:

@@ -1,10 +1,11 @@
 """How a PostgreSQL column reaches a PostgreSQL column: the planner's table for the byte lane.
 
 Binary COPY only where both ends read the same bits: one base type, built in (or an enum of one
-name), with the same modifiers. Otherwise the source casts to the sink's type where the cast keeps
-every value or fails, or the sink parses the source's text, which gives the right value or an
-error. A conversion that would lose something without an error (a rounded number, a dropped time
-zone) is guarded in SQL: a value that does not survive becomes a text that no such column accepts.
+name), with the same modifiers, in versions that mean the same by it. Otherwise the source casts to
+the sink's type where the cast keeps every value or fails, or the sink parses the source's text,
+which gives the right value or an error. A conversion that would lose something without an error (a
+rounded number, a dropped time zone) is guarded in SQL: a value that does not survive becomes a
+text that no such column accepts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ ANY = frozenset({Lane.COPY_BINARY, Lane.COPY_TEXT, Lane.ROWS})
 AS_TEXT = frozenset({Lane.COPY_TEXT, Lane.ROWS})
 POISON = "*"
 """Stands in for a value that the sink could not hold; no number or time parses it."""
+_GREATEST_INTERVAL = "178956970 years 7 mons 2147483647 days 2562047788:00:54.775807"
+"""Of servers before 17. Later ones take it for infinity; the least they refuse by themselves."""
 
 # Types whose text means something else, or nothing, in another database.
 _NAMES_OF_OBJECTS = frozenset(
@@ -33,6 +36,29 @@ _PARSED = frozenset({"int2", "int4", "int8", "uuid", "bool", "json", "inet", "ci
 
 def pair(source: Column, sink: Column) -> Fit:
     """The fit of one PostgreSQL column to another."""
+    fit = _pair(source, sink)
+    within = [{leaf for leaf, _ in end.detail["leaves"]} for end in (source, sink)]
+    apart = (source.detail["newer"] ^ sink.detail["newer"]) & within[0] & within[1]
+    return _apart(source, sink, fit, apart) if apart and fit.refusal is None else fit
+
+
+def _apart(source: Column, sink: Column, fit: Fit, apart: frozenset[str]) -> Fit:
+    """The fit where the servers differ in how they write and read types inside the columns'."""
+    lanes, read_as = fit.lanes, fit.read_as
+    if "interval" in apart:
+        lanes &= AS_TEXT
+        if "interval" in sink.detail["newer"]:
+            finite = f"strpos(({{0}})::text, '{_GREATEST_INTERVAL}') = 0"
+            read_as = _guard(finite, value=(read_as or "{0}").replace("{}", "{0}"))
+    if "char" in apart and "char" in source.detail["newer"]:
+        lanes -= AS_TEXT
+    if not lanes:
+        reason = 'the text of "char" is another before version 15'
+        return refusal(source.type, sink.type, reason)
+    return Fit(lanes, read_as, fit.guards)
+
+
+def _pair(source: Column, sink: Column) -> Fit:
     ours, theirs = source.detail, sink.detail
     if ours["base"] == theirs["base"]:
         return _same(source, sink)
@@ -61,9 +87,7 @@ def pair(source: Column, sink: Column) -> Fit:
         return refusal(source.type, sink.type, "jsonb drops doubled keys and the order of keys")
     if one == "numeric" and two in _INTEGERS:
         # A cast would round; what stays a fraction is no integer's text.
-        return Fit(
-            AS_TEXT, read_as=_guard("({0}) = trunc({0})").replace("({0})::text", "trunc({0})::text")
-        )
+        return Fit(AS_TEXT, read_as=_guard("({0}) = trunc({0})", value="trunc({0})"))
     if one in _CHARACTERS and (two in _PARSED or theirs["typtype"] == "e"):
         return Fit(AS_TEXT, read_as="({})::text")
     if ours["typtype"] == "e" and theirs["typtype"] == "e":
@@ -96,9 +120,9 @@ def _cast(sink: Column) -> str:
     return f"({{}})::{sink.detail['base']}"
 
 
-def _guard(test: str, poison: str = f"'{POISON}'") -> str:
-    """The column as text where ``test`` holds (or it is NULL), else the poison."""
-    return f"case when ({test}) is not false then ({{0}})::text else {poison} end"
+def _guard(test: str, poison: str = f"'{POISON}'", value: str = "{0}") -> str:
+    """The column, or ``value``, as text where ``test`` holds (or it is NULL), else the poison."""
+    return f"case when ({test}) is not false then ({value})::text else {poison} end"
 
 
 def _into_characters(source: Column, sink: Column) -> Fit:
