@@ -269,7 +269,7 @@ class Sink(End):
             (found := now.column(plan.sink.name)) is None
             or (found.type, found.generated, found.detail)
             != (plan.sink.type, plan.sink.generated, plan.sink.detail)
-            for plan in load.columns
+            for plan in load.columns + load.computed
         )
 
     # The fence and the transactions that change the target

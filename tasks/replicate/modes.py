@@ -229,6 +229,7 @@ class Replication:
             how=how,
             staging_schema=self.spec.sink.staging_schema,
             relation=theirs,
+            computed=plan.computed,
         )
 
     def _bound(self, source: Source, request: ReadRequest, ours: Relation) -> Bound | None:
@@ -401,9 +402,17 @@ class Replication:
                 )
             raise _differs(f"the source has {there} rows and the sink {here}{doubled}")
         if self.spec.verify == "checksum":
-            one, two = checksum.of_both(source, sink, request, load)
+            whole = load.columns + load.computed
+            one, two = checksum.of_both(
+                source, sink, request.planned(whole), replace(load, columns=whole)
+            )
             if one != two:
-                raise _differs(f"the source's checksum is {one} and the sink's {two}")
+                how = f"the source's checksum is {one} and the sink's {two}"
+                if load.computed and len(set(checksum.of_both(source, sink, request, load))) == 1:
+                    names = ", ".join(plan.sink.name for plan in load.computed)
+                    how += f"; they differ only in what each end computes for itself: {names}"
+                    raise _differs(how, "give both the same expression, or leave it out")
+                raise _differs(how)
 
     def _finish(self, sink: Sink, load: Load) -> None:
         self.meter.report("finishing")
@@ -440,11 +449,15 @@ class Replication:
         )
 
 
-def _differs(how: str) -> HandlerFailure:
+_LOOK = (
+    "look for another session that writes to the sink, or a source that gives other rows each time"
+)
+
+
+def _differs(how: str, remedy: str = _LOOK) -> HandlerFailure:
     """Permanent: each side was looked at in one state, and the next attempt would differ too."""
     return HandlerFailure(
-        f"verify: {how}. It is not retried by itself: look for another session that writes to the "
-        "sink, or a source that gives other rows each time",
+        f"verify: {how}. It is not retried by itself: {remedy}",
         code="verify_failed",
         permanent=True,
     )

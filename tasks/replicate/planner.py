@@ -24,8 +24,10 @@ class Plan:
 
     columns: tuple[ColumnPlan, ...]
     lane: Lane
+    computed: tuple[ColumnPlan, ...] = ()
+    """Columns that both ends compute, each for itself."""
     warnings: tuple[str, ...] = ()
-    """What the run's result tells about columns that are left out."""
+    """What the run's result tells about columns that are computed."""
 
 
 def refuse(problems: list[str]) -> None:
@@ -77,6 +79,11 @@ def _missing(spec: ReplicationSpec, name: str, table: str) -> str:
     )
 
 
+def _by(spec: ReplicationSpec) -> str:
+    """How the job leaves a column out."""
+    return "by source.columns" if spec.source.query is None else "of the query"
+
+
 def sink_name(spec: ReplicationSpec, position: int, name: str) -> str:
     """The name under which a source column stands in the sink."""
     mapping = spec.sink.columns
@@ -93,6 +100,7 @@ def plan(
     problems: list[str] = []
     warnings: list[str] = []
     columns: list[ColumnPlan] = []
+    computed: list[ColumnPlan] = []
     lanes, odd = set(source.lanes) & set(sink.lanes), ""
     mine = chosen(spec, ours)
     for position, column in enumerate(mine):
@@ -103,18 +111,25 @@ def plan(
             if ours.hint:
                 problems.append(ours.hint)
             continue
-        if target.generated:
-            if spec.source.columns is not None or spec.source.query is not None:
-                problems.append(f"column {name} of {table} is generated: leave it out")
-            elif not column.generated:
-                warnings.append(
-                    f"column {name} of {table} is generated: it has what the sink computes, "
-                    "whatever the source's column holds"
-                )
+        if target.generated and not (column.generated and source.dialect == sink.dialect):
+            problems.append(
+                f"column {name} of {table} is generated: it has what the sink computes, whatever "
+                f"the source's column holds; leave it out {_by(spec)}, or make it a plain column "
+                "at the sink"
+            )
             continue
         fit = sink.fit(column, target, source.dialect)
         if fit.refusal is not None:
             problems.append(f"column {name}: {fit.refusal}")
+            continue
+        if target.generated:
+            computed.append(ColumnPlan(column, target, fit.read_as, fit.guards))
+            if column.expression is None or column.expression != target.expression:
+                warnings.append(
+                    f"column {name} of {table} is generated at both ends, by expressions that are "
+                    "not known to be the same: it has what the sink computes (verify: checksum "
+                    "compares it)"
+                )
             continue
         guarded = {Lane.ROWS, *source.guarded_lanes}
         left = lanes & fit.lanes & (guarded if fit.guards else lanes)
@@ -142,4 +157,4 @@ def plan(
     if not lanes:
         refuse([f"no one way carries all columns of {table}; convert {odd} in a query"])
     lane = next(lane for lane in source.lanes if lane in lanes)
-    return Plan(tuple(columns), lane, tuple(warnings))
+    return Plan(tuple(columns), lane, tuple(computed), tuple(warnings))

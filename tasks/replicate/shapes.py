@@ -85,6 +85,8 @@ class Column:
     has_default: bool = False
     generated: bool = False
     """Computed by the engine; cannot be written."""
+    expression: str | None = None
+    """Of a generated column, as the engine prints it; None where the engine does not tell it."""
     identity: bool = False
     """Numbered by the engine from a sequence, which a load must move on."""
     detail: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -234,6 +236,8 @@ class Load:
     staging_schema: str | None = None
     relation: Relation | None = None
     """The target as described when the run was planned."""
+    computed: tuple[ColumnPlan, ...] = ()
+    """Columns that both ends compute: a checksum compares them, nothing writes them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ order by table_name
 _COLUMNS = """
 select column_name, data_type, column_type, is_nullable, column_default, extra,
        character_maximum_length, numeric_precision, numeric_scale, datetime_precision,
-       character_set_name, collation_name
+       character_set_name, collation_name, generation_expression
 from information_schema.columns
 where table_schema = {schema} and table_name = {name} order by ordinal_position
 """
@@ -173,7 +173,7 @@ def _column(row: tuple[Any, ...], json: frozenset[str]) -> Column:
         digits=digits,
         json=base == "longtext" and name in json,
     )
-    charset, collation = text
+    charset, collation, expression = text
     characters = f"character set {charset} collate {collation}" if charset else ""
     automatic = "auto_increment" in extra
     return Column(
@@ -183,6 +183,7 @@ def _column(row: tuple[Any, ...], json: frozenset[str]) -> Column:
         # MariaDB writes the absence of a default as the word NULL.
         has_default=automatic or (default is not None and str(default).upper() != "NULL"),
         generated=" generated" in extra.replace("default_generated", ""),
+        expression=expression or None,
         identity=automatic,
         detail=types.detail_of(base, shown, characters, automatic=automatic),
     )

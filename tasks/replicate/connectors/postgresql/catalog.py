@@ -22,8 +22,10 @@ where c.oid = pg_catalog.to_regclass(%s)
 
 _ATTRIBUTES = """
 select a.attname, a.atttypid::int8, a.atttypmod, a.attnotnull, a.atthasdef,
-       a.attgenerated <> '', a.attidentity::text
+       a.attgenerated <> '', a.attidentity::text,
+       case when a.attgenerated <> '' then pg_catalog.pg_get_expr(d.adbin, d.adrelid) end
 from pg_catalog.pg_attribute a
+left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
 where a.attrelid = %s::oid and a.attnum > 0 and not a.attisdropped
 order by a.attnum
 """
@@ -194,12 +196,14 @@ def describe_table(connection: psycopg.Connection[Any], found: dict[str, Any]) -
             nullable=not not_null,
             has_default=has_default or identity != "",
             generated=generated,
+            expression=expression,
             identity=identity != "",
             detail=detail | {"identity": identity},
         )
-        for (name, _, _, not_null, has_default, generated, identity), (kind, detail) in zip(
-            attributes, types, strict=True
-        )
+        for (name, _, _, not_null, has_default, generated, identity, expression), (
+            kind,
+            detail,
+        ) in zip(attributes, types, strict=True)
     )
     return Relation(columns, key=tuple(key[0]) if key else (), detail=found)
 
