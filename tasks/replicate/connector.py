@@ -46,6 +46,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from dispatch.context import HandlerFailure
+from tasks.replicate.names import join_name
 from tasks.replicate.shapes import (
     ATOMIC_WAYS,
     DEFAULT_LAG_SECONDS,
@@ -72,7 +73,6 @@ from tasks.replicate.shapes import (
 )
 
 __all__ = [
-    "ALTERED",
     "ATOMIC_WAYS",
     "DEFAULT_LAG_SECONDS",
     "DEFAULT_LAG_UNITS",
@@ -103,14 +103,20 @@ __all__ = [
     "Source",
     "SourceError",
     "TableName",
+    "was_altered",
 ]
 
 
-ALTERED = (
-    "a table was altered while the run was at work, and what was planned for it no longer holds; "
-    "run it again"
-)
-"""What an end says where it finds its table to be another than it described."""
+def was_altered(table: TableName | None) -> str:
+    """What an end says where it finds the table to be another than it described, or gone.
+
+    None is what a query reads.
+    """
+    what = "what the query reads" if table is None else join_name(table)
+    return (
+        f"{what} was altered or dropped while the run was at work, and what was planned for it no "
+        "longer holds; run it again"
+    )
 
 
 class SourceError(HandlerFailure):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from dispatch.context import RunContext
-from tasks.replicate.connector import ALTERED, Batch, End, Load, Sink, SinkError, Source
+from tasks.replicate.connector import Batch, End, Load, Sink, SinkError, Source, was_altered
 
 E = TypeVar("E", bound=End)
 
@@ -82,7 +82,7 @@ def refuse_changes(sink: Sink, load: Load) -> None:
     Raises SinkError.
     """
     if sink.altered(load):
-        raise SinkError(f"sink: {ALTERED}")
+        raise SinkError(f"sink: {was_altered(load.table)}")
     if refusals := sink.refusals(load):
         raise SinkError(
             f"the sink was changed while the run was at work: {'; '.join(refusals)}",

@@ -425,7 +425,9 @@ class SinkConformance:
             sink.stage(load)
             sink.write(load, batches([(1, 3), (2, 2), (1, 2)]), staging=True)
             sink.begin(load)
-            with pytest.raises(SinkError, match="key column id: 1 keys stand in") as caught:
+            with pytest.raises(
+                SinkError, match="key column id: 1 key stands in several rows"
+            ) as caught:
                 sink.publish(load)
             assert caught.value.permanent
             sink.rollback()

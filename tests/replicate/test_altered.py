@@ -16,6 +16,7 @@ from dispatch.context import HandlerFailure
 from tasks.replicate import modes
 from tasks.replicate.connector import SinkError, SourceError
 from tasks.replicate.connectors.postgresql.sink import PostgreSQLSink
+from tasks.replicate.connectors.postgresql.source import PostgreSQLSource
 
 Make = Callable[..., Job]
 
@@ -161,6 +162,30 @@ def test_a_rename_loses_nothing_that_was_made_meanwhile(
     with pytest.raises(SinkError, match=CHANGED):
         job("complete-atomic", atomic="rename").run()
     assert sink.value("select 't'::regclass::oid") == oid
+
+
+@pytest.mark.parametrize("mode", ["complete", "complete-atomic"])
+def test_a_sink_that_is_dropped_meanwhile_is_named(
+    sink: Database, job: Make, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    snapshot = PostgreSQLSource.snapshot
+
+    def late(self: PostgreSQLSource) -> None:
+        if mode == "complete":
+            sink.execute("drop table t")
+        snapshot(self)
+
+    def write(self: PostgreSQLSink, *arguments: Any, **more: Any) -> int:
+        done = original(self, *arguments, **more)
+        sink.execute("drop table t")
+        return done
+
+    original = PostgreSQLSink.write
+    monkeypatch.setattr(PostgreSQLSource, "snapshot", late)
+    if mode != "complete":
+        monkeypatch.setattr(PostgreSQLSink, "write", write)
+    with pytest.raises(SinkError, match=r"sink: public.t was altered or dropped"):
+        job(mode).run()
 
 
 def test_vacuum_and_analyze_alter_nothing(

@@ -96,7 +96,7 @@ def test_a_computed_column_that_is_made_a_plain_one_meanwhile_is_noticed(
         snapshot(self)
 
     monkeypatch.setattr(PostgreSQLSource, "snapshot", late)
-    with pytest.raises(HandlerFailure, match="was altered while the run was at work"):
+    with pytest.raises(HandlerFailure, match="t was altered or dropped"):
         job("complete").run()
 
 

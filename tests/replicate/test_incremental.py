@@ -377,18 +377,18 @@ def test_keys_that_a_collation_takes_for_one_are_not_merged(
         pytest.skip("this server is built without ICU")
     sink.execute("create table t (k text collate blind primary key, n int not null)")
     task = job(mode, **more)
-    with pytest.raises(SinkError, match="key column k: 1 keys differ from another") as caught:
+    with pytest.raises(SinkError, match="key column k: 1 key differs from another") as caught:
         task.run()
     assert caught.value.permanent
     source.execute("delete from t where k = 'ann'")
     task.run()
     assert sink.execute("select * from t") == [("Ann", 1)]
     source.execute("update t set k = 'ANN'")
-    with pytest.raises(SinkError, match="key column k: 1 keys differ from another"):
+    with pytest.raises(SinkError, match="key column k: 1 key differs from another"):
         task.run()
     if sink.execute("select from pg_available_extensions where name = 'citext'"):
         sink.execute("create extension citext; alter table t alter k type citext")
-        with pytest.raises(SinkError, match="key column k: 1 keys differ from another"):
+        with pytest.raises(SinkError, match="key column k: 1 key differs from another"):
             task.run()
     # Only the index is blind, and ON CONFLICT would heed it beside the primary key.
     sink.execute("drop table t; create table t (k text primary key, n int not null)")
@@ -412,3 +412,35 @@ def test_a_row_whose_key_is_null_is_refused(
     assert sink.execute("select * from t") == [(None, 9)]
     source.execute("delete from t where k is null")
     task.run()
+
+
+@pytest.mark.parametrize(
+    ("index", "key", "reason"),
+    [
+        ("alter table t add constraint u unique (k) deferrable", ["k"], "u is deferrable, and ON"),
+        ("alter table t add constraint u primary key (k) deferrable", None, "u is deferrable, and"),
+        ("create unique index u on t (k) where n > 0", ["k"], "u covers a part of the rows only"),
+        ("create unique index u on t (lower(k))", ["k"], "u is on an expression"),
+        ("create unique index u on t (k)", None, "u allows NULL in k"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["incremental", "complete-atomic"])
+def test_an_index_that_cannot_find_rows_is_named_with_the_reason(
+    source: Database,
+    sink: Database,
+    job: Make,
+    index: str,
+    key: list[str] | None,
+    reason: str,
+    mode: str,
+) -> None:
+    for database in (source, sink):
+        database.execute("create table t (k text, n int)")
+    sink.execute("create table other (k text); create unique index v on other (k) where k > ''")
+    sink.execute(index)
+    sink.execute("create unique index w on t (n) where k > ''" if key else "select 1")
+    more = {"watermark": "n"} if mode == "incremental" else {"atomic": "diff"}
+    with pytest.raises(SinkError, match=rf" that can be used \({reason}") as caught:
+        job(mode, writes={"key": key} if key else {}, **more).run()
+    assert " w " not in str(caught.value)
+    assert " v " not in str(caught.value)

@@ -146,7 +146,7 @@ def test_a_source_that_is_altered_as_the_run_begins_is_not_taken_for_the_old_one
     statements.append(INSERT.format(table, "(-5, 1.2567)"))
     meanwhile = Meanwhile(one, *statements, *([SWAP] if way == "swap" else []))
     before(monkeypatch, MySQLSource, "snapshot", meanwhile)
-    with pytest.raises(SourceError, match="nothing was changed: source: a table was altered") as it:
+    with pytest.raises(SourceError, match=r"nothing was changed: source: .* was altered") as it:
         job.run()
     assert not it.value.permanent
     meanwhile.ended()
@@ -189,7 +189,7 @@ def test_a_sink_that_is_altered_as_the_run_begins_gets_no_row(
     one.sql("insert into u values (-1, 7)")
     meanwhile = Meanwhile(one, change)
     before(monkeypatch, MySQLSink, "begin", meanwhile)
-    with pytest.raises(SinkError, match="a table was altered"):
+    with pytest.raises(SinkError, match="sink: u was altered"):
         job.run()
     meanwhile.ended()
     assert not meanwhile.waited

@@ -7,7 +7,6 @@ from decimal import Decimal
 from typing import Any
 
 from tasks.replicate.connector import (
-    ALTERED,
     Batch,
     Bound,
     Column,
@@ -19,6 +18,7 @@ from tasks.replicate.connector import (
     Source,
     SourceError,
     TableName,
+    was_altered,
 )
 from tasks.replicate.connectors import lags
 from tasks.replicate.connectors.mysql import catalog, faults, mentions, sqlmodes, types, values
@@ -117,7 +117,7 @@ class MySQLSource(Source):
             request, relation = self._described
             self._session.execute(_TRY.format(source=_from(request, relation)))
             if self._relation(request).columns != relation.columns:
-                raise SourceError(f"nothing was changed: source: {ALTERED}")
+                raise SourceError(f"nothing was changed: source: {was_altered(request.table)}")
 
     # The rows
 

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from tasks.replicate.connector import ALTERED, Counts, Load, SinkError
+from tasks.replicate.connector import Counts, Load, SinkError, was_altered
 from tasks.replicate.connectors.postgresql import staging
 from tasks.replicate.connectors.postgresql.session import comma, identifier
 from tasks.replicate.names import join_name
@@ -116,6 +116,11 @@ select what from (
       select from pg_catalog.pg_policy p
       where d.classid = 'pg_catalog.pg_policy'::regclass and p.oid = d.objid
         and p.polrelid = %(oid)s::oid)
+    -- Generated columns, which LIKE makes again. Only they refer to columns of their own table.
+    and not (d.refobjsubid > 0 and exists (
+      select from pg_catalog.pg_attrdef e
+      where d.classid = 'pg_catalog.pg_attrdef'::regclass and e.oid = d.objid
+        and e.adrelid = %(oid)s::oid))
   group by 2
 ) losses (rank, what)
 order by rank
@@ -285,7 +290,7 @@ def swap(connection: psycopg.Connection[Any], load: Load, as_staged: str | None)
     # Whoever writes locks the table before its sequence, and so do we.
     connection.execute(_LOCK.format(target))
     if form(connection, load) != as_staged:
-        raise SinkError(f"sink: {ALTERED}")
+        raise SinkError("sink: " + was_altered((schema, table)))
     ours, theirs = (catalog.quoted((schema, name)) for name in (table, staged))
 
     def both(query: str) -> list[tuple[Any, Any]]:

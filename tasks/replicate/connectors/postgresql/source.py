@@ -10,7 +10,6 @@ import psycopg
 from psycopg import sql
 
 from tasks.replicate.connector import (
-    ALTERED,
     Batch,
     Bound,
     Column,
@@ -24,6 +23,7 @@ from tasks.replicate.connector import (
     Source,
     SourceError,
     TableName,
+    was_altered,
 )
 from tasks.replicate.connectors.postgresql import catalog, checksums, session, watermarks
 from tasks.replicate.connectors.postgresql.copyout import copy_out
@@ -197,7 +197,7 @@ class PostgreSQLSource(Source):
             return
         request, shape = self._described
         if catalog.shape(self._connection, rows_of(request)) != shape:
-            raise SourceError(f"nothing was changed: source: {ALTERED}")
+            raise SourceError(f"nothing was changed: source: {was_altered(request.table)}")
 
     def split(self, request: ReadRequest, parts: int) -> list[Part]:
         from tasks.replicate.connectors.postgresql import splitting
