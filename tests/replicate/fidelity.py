@@ -1,7 +1,7 @@
 """The fidelity matrix: every type that is tried either arrives as it was or is refused by name.
 
-``python tests/replicate/fidelity.py`` tries it against the database of CLAIMCHECK_TEST_DATABASE_URL
-and prints the page ``docs/fidelity.md``.
+``PYTHONPATH=tests python tests/replicate/fidelity.py`` tries it against the database of
+CLAIMCHECK_TEST_DATABASE_URL and prints the page ``docs/fidelity.md``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ MODES: dict[str, dict[str, Any]] = {
     "complete-atomic": {},
     "incremental": {"watermark": "id"},
 }
+ANEW = "print it anew: PYTHONPATH=tests python tests/replicate/fidelity.py > docs/fidelity.md"
 EXACT, REFUSED = "arrives unchanged", "refused"
 
 

@@ -42,4 +42,4 @@ def test_the_page_is_what_the_matrix_prints(ends: tuple[Database, Database]) -> 
         pytest.skip("only a part of the matrix was tried")
     page = PAGE.read_text()
     missing = [line for line in map(fidelity.line, RESULTS) if line not in page]
-    assert not missing, "print it anew: python tests/replicate/fidelity.py > docs/fidelity.md"
+    assert not missing, fidelity.ANEW

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import engines
+import fidelity
 import fidelity_across
 import pytest
 
@@ -31,4 +32,4 @@ def test_values_arrive_unchanged_or_are_refused_by_column(
     for sample in ours.samples:
         results = [fidelity_across.try_sample(ours, sink, sample) for sink in sinks]
         line = fidelity_across.line(sample.native, results)
-        assert line in page, "print it anew: python tests/replicate/fidelity.py > docs/fidelity.md"
+        assert line in page, fidelity.ANEW
