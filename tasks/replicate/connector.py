@@ -360,6 +360,11 @@ class Sink(End):
     def scan(self, load: Load) -> Iterator[Batch]:
         """The same rows as cells, the sink columns of ``load.columns`` in order (ROWS lane)."""
 
+    def shown(self, load: Load, batches: Iterable[Batch]) -> Iterable[Batch]:
+        """The source's cells, with each text in the form in which :meth:`scan` would hand out the
+        value that the target makes of it: only for kinds that cells have no one form for."""
+        return batches
+
     def checksum(self, load: Load) -> Any:
         """A checksum of the same rows; equal to the source's when all arrived."""
         raise NotImplementedError

@@ -17,7 +17,7 @@ from replication_kit import Job, definition
 
 from dispatch.context import HandlerFailure
 from tasks.replicate.checksum import canonical
-from tasks.replicate.connector import Cell, ColumnPlan, Kind, ReadRequest, Row, Source
+from tasks.replicate.connector import Cell, ColumnPlan, ColumnType, Kind, ReadRequest, Row, Source
 
 MODES = ("complete", "complete-atomic", "incremental")
 
@@ -114,8 +114,8 @@ def _run(source: Harness, sink: Harness, sample: Sample, cells: Sequence[Cell], 
     column = next(plan.source for plan in theirs.columns if plan.source.name == "value")
     origin = next(plan.source for plan in ours.columns if plan.source.name == "value")
     # What stands in a file as text is compared as what it was.
-    kind = origin.type.kind if column.type.kind is Kind.TEXT else column.type.kind
-    one, two = (_content(content, kind) for content in (wanted, found))
+    type_ = origin.type if column.type.kind is Kind.TEXT else column.type
+    one, two = (_content(content, type_) for content in (wanted, found))
     if one != two:
         raise Wrong(
             f"{sample.native} -> {sink.connector.name} {column.type.name} in mode {mode}:"
@@ -132,8 +132,10 @@ def _back(there: Source, ours: ReadRequest) -> ReadRequest:
     return request.planned([ColumnPlan(column, origins[column.name]) for column in columns])
 
 
-def _content(rows: Iterable[Row], kind: Kind) -> list[tuple[str, str]]:
-    return sorted((canonical(row[0], Kind.INTEGER), canonical(row[1], kind)) for row in rows)
+def _content(rows: Iterable[Row], type_: ColumnType) -> list[tuple[str, str]]:
+    return sorted(
+        (canonical(row[0], Kind.INTEGER), canonical(row[1], type_.kind, type_.bits)) for row in rows
+    )
 
 
 def cell(result: Across) -> str:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tasks.replicate.checksum import float_of
 from tasks.replicate.connector import (
     Batch,
     Cell,
     Column,
     ColumnPlan,
+    ColumnType,
     Fit,
     Kind,
     Lane,
@@ -198,15 +200,16 @@ def _encoding_problem(encoding: str) -> str | None:
     return None
 
 
-def cell_of_text(text: Cell, kind: Kind) -> Cell:
-    """The cell that a text stands for, where a column of that kind was written as text."""
+def cell_of_text(text: Cell, type_: ColumnType) -> Cell:
+    """The cell that a text stands for, where a column of that type was written as text."""
     if not isinstance(text, str):
         return text
+    kind = type_.kind
     try:
         if kind is Kind.INTEGER:
             return int(text)
         if kind is Kind.FLOAT:
-            return float(text)
+            return float_of(text, type_.bits)
         if kind is Kind.BYTES and text.startswith("\\x"):
             return bytes.fromhex(text[2:])
     except ValueError:

@@ -252,12 +252,12 @@ class FileSink(Sink):
             for plan in load.columns
         )
         request = ReadRequest(table=load.table, columns=columns, fetch_size=PAGE)
-        kinds = [plan.source.type.kind for plan in load.columns]
+        types = [plan.source.type for plan in load.columns]
         with self._errors():
             paths = [self._arrived(load)]
             for batch in self._place.format.read(paths, request, Lane.ROWS, self._check):
                 assert isinstance(batch.data, list)
-                rows = [tuple(map(cell_of_text, row, kinds)) for row in batch.data]
+                rows = [tuple(map(cell_of_text, row, types)) for row in batch.data]
                 yield Batch(rows, batch.rows, batch.size)
 
 

@@ -216,6 +216,12 @@ class PostgreSQLSink(Sink):
         with errors(SinkError, self._config):
             yield from _pages(self._connection, statement)
 
+    def shown(self, load: Load, batches: Iterable[Batch]) -> Iterable[Batch]:
+        for batch in batches:
+            with errors(SinkError, self._config):
+                rows = texts.shown(self._connection, load.columns, batch.data)  # type: ignore[arg-type]
+            yield Batch(rows, batch.rows, batch.size)
+
     def checksum(self, load: Load) -> Any:
         columns = [sql.Identifier(plan.sink.name) for plan in load.columns]
         with errors(SinkError, self._config):

@@ -71,6 +71,10 @@ _AS_IS = frozenset({Kind.BOOLEAN, Kind.INTEGER, Kind.FLOAT, Kind.TEXT, Kind.BYTE
 _NATIVE = frozenset(
     {"bool", "int2", "int4", "int8", "oid", "float4", "float8", "text", "varchar", "bytea"}
 )
+# COPY writes these otherwise than a cast to text: with the padding, which char(n) takes back for a
+# text's own spaces, or without the length of an address's net. Other engines get one form, whatever
+# the lane.
+_SHOWN_OTHERWISE = frozenset({"bpchar", "inet"})
 
 
 class PostgreSQLSource(Source):
@@ -235,13 +239,13 @@ class PostgreSQLSource(Source):
             Lane.COPY_TEXT: sql.SQL("copy ({}) to stdout"),
             Lane.COPY_CSV: sql.SQL("copy ({}) to stdout (format csv)"),
         }
-        statement = formats[lane].format(_select(request, part, as_text=False))
+        statement = formats[lane].format(_select(request, part, lane))
         with errors(SourceError, self._config):
             for block, rows in copy_out(self._connection, statement):
                 yield Batch(block, rows, len(block))
 
     def _rows(self, request: ReadRequest, part: Part) -> Iterator[Batch]:
-        statement = _select(request, part, as_text=True)
+        statement = _select(request, part, Lane.ROWS)
         with errors(SourceError, self._config):
             if not self._in_snapshot:
                 self.snapshot()
@@ -321,16 +325,19 @@ def rows_of(request: ReadRequest, part: Part | None = None) -> sql.Composed:
     return sql.SQL("from {}{}").format(source, where or sql.SQL(""))
 
 
-def _select(request: ReadRequest, part: Part, *, as_text: bool) -> sql.Composed:
-    columns = [_expression(plan, as_text=as_text) for plan in request.columns]
+def _select(request: ReadRequest, part: Part, lane: Lane) -> sql.Composed:
+    columns = [_expression(plan, lane) for plan in request.columns]
     return sql.SQL("select {} {}").format(sql.SQL(", ").join(columns), rows_of(request, part))
 
 
-def _expression(plan: ColumnPlan, *, as_text: bool) -> sql.Composable:
+def _expression(plan: ColumnPlan, lane: Lane) -> sql.Composable:
     if plan.read_as is not None:
         column = session.raw(plan.read_as).format(sql.Identifier(plan.source.name))
-        return sql.SQL("({})::text").format(column) if as_text else column
-    return cells(plan.source) if as_text else sql.Identifier(plan.source.name)
+        return sql.SQL("({})::text").format(column) if lane is Lane.ROWS else column
+    shown_otherwise = lane is Lane.COPY_CSV and plan.source.detail["typname"] in _SHOWN_OTHERWISE
+    if lane is Lane.ROWS or shown_otherwise:
+        return cells(plan.source)
+    return sql.Identifier(plan.source.name)
 
 
 def cells(column: Column) -> sql.Composable:

@@ -7,10 +7,16 @@ inside of others (an array, a range, a composite), each is looked at, or the pai
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import Any
 
-from tasks.replicate.connector import Column, ColumnType, Guard, Kind
+import psycopg
+from psycopg import sql
+
+from tasks.replicate.connector import Column, ColumnPlan, ColumnType, Guard, Kind, Row
 from tasks.replicate.connectors.postgresql import catalog
+from tasks.replicate.connectors.postgresql.session import comma, raw
 
 _TIMES = frozenset({"time", "timetz", "timestamp", "timestamptz"})
 _CUTS = "PostgreSQL cuts such text without an error"
@@ -97,3 +103,35 @@ def _rule(typname: str, typmod: int, *, within: bool = False) -> tuple[Guard, ..
         digits = typmod if typmod >= 0 else 6
         return (Guard(typname), Guard("fraction", digits))
     return ()
+
+
+# Of these a text has many forms, and only PostgreSQL knows which one it shows. (What json is
+# given, it keeps.)
+_MANY_FORMS = frozenset({Kind.INTERVAL, Kind.JSON, Kind.OTHER})
+
+
+def shown(
+    connection: psycopg.Connection[Any], columns: Sequence[ColumnPlan], rows: Sequence[Row]
+) -> list[Row]:
+    """The rows, with each text for such a column as the column would show it."""
+    places = [
+        i
+        for i, plan in enumerate(columns)
+        if plan.sink.type.kind in _MANY_FORMS and plan.sink.detail["typname"] != "json"
+    ]
+    if not places or not rows:
+        return list(rows)
+    names = [sql.Identifier(f"c{i}") for i in places]
+    casts = [
+        sql.SQL("{}::{}::text").format(name, raw(columns[i].sink.detail["base"]))
+        for i, name in zip(places, names, strict=True)
+    ]
+    statement = sql.SQL(
+        "select {} from unnest({}) with ordinality given ({}, place) order by place"
+    ).format(comma(casts), comma([sql.SQL("%s::text[]")] * len(places)), comma(names))
+    sides = [list(map(itemgetter(i), rows)) for i in places]
+    found = list(zip(*connection.execute(statement, sides), strict=True))
+    whole = list(zip(*rows, strict=True))
+    for i, side in zip(places, found, strict=True):
+        whole[i] = side
+    return list(zip(*whole, strict=True))
