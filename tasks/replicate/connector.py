@@ -237,7 +237,7 @@ class Sink(End):
 
     @abstractmethod
     def describe(self, table: TableName) -> Relation | None:
-        """The target table, or None where it does not exist."""
+        """The target table, or None where it does not exist. After :meth:`create` the new one."""
 
     def writes(self, relation: Relation) -> Any:
         """The target, as a value that equals one of :meth:`Source.reads` where it is the same."""
@@ -257,7 +257,10 @@ class Sink(End):
     def create(
         self, table: TableName, columns: Sequence[Column], key: Sequence[str], dialect: str
     ) -> None:
-        """Make the target for a source's columns (of an end of ``dialect``); commits by itself."""
+        """Make the target for a source's columns (of an end of ``dialect``); commits by itself.
+
+        A target that :meth:`describe` found blank has these columns from then on.
+        """
         raise SinkError("this connector cannot create tables", permanent=True)
 
     def uncreate(self, table: TableName) -> None:

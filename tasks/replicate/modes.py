@@ -13,6 +13,8 @@ from tasks.replicate import checksum, planner, registry
 from tasks.replicate import parts as processes
 from tasks.replicate.connector import (
     Bound,
+    Column,
+    ColumnType,
     CommitUnknown,
     Connector,
     Counts,
@@ -102,6 +104,8 @@ class Replication:
     def _replicate(self, source: Source, sink: Sink) -> Outcome:
         request = self._request()
         ours = self._described(source, request)
+        if ours.blank is not None:
+            ours = replace(ours, columns=self._assumed(source, sink, ours.blank))
         planner.check_names(self.spec, planner.chosen(self.spec, ours))
         self.meter = Meter(self.context, ours.rows, bandwidth=self.spec.bandwidth)
         with self._target(sink, source, ours) as theirs:
@@ -135,6 +139,33 @@ class Replication:
             message = str(error).removeprefix("source: ")
             raise SourceError(f"nothing was changed: {key}: {message}", permanent=True) from None
 
+    def _assumed(self, source: Source, sink: Sink, blank: ColumnType) -> tuple[Column, ...]:
+        """Columns for a source of no rows that knows none: those that the job names, or the sink's.
+
+        No value comes, so that what would not fit in the sink stops nothing.
+        """
+        chosen = self.spec.source.columns
+        if chosen is not None:
+            return tuple(Column(name, blank) for name in chosen)
+        table = split_name(self.spec.sink.table or "")
+        theirs = sink.describe(table)
+        if theirs is None or theirs.blank is not None:
+            raise SourceError(
+                "nothing was changed: the source holds no row, so that its columns are not known, "
+                f"and {join_name(table)} has none either: name them in source.columns",
+                permanent=True,
+            )
+        to = self.spec.sink.columns
+        if isinstance(to, tuple):
+            return tuple(Column(name, blank) for name in to)
+        back = {name: origin for origin, name in (to or {}).items()}
+        columns = [(Column(back.get(c.name, c.name), blank), c) for c in theirs.columns]
+        return tuple(
+            column
+            for column, target in columns
+            if not target.generated and sink.fit(column, target, source.dialect).refusal is None
+        )
+
     def _refuse_itself(
         self, source: Source, sink: Sink, request: ReadRequest, theirs: Relation
     ) -> None:
@@ -165,10 +196,10 @@ class Replication:
         """The sink's table; one that is made for it is taken back where the block fails."""
         table = split_name(self.spec.sink.table or "")
         theirs = sink.describe(table)
-        if theirs is not None:
+        if theirs is not None and theirs.blank is None:
             yield theirs
             return
-        if not self.spec.create:
+        if theirs is None and not self.spec.create:
             raise SinkError(
                 f"nothing was changed: sink table {join_name(table)} does not exist (names are "
                 "literal: case and spaces count); create it, or set create: true",

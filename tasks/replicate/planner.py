@@ -92,6 +92,22 @@ def sink_name(spec: ReplicationSpec, position: int, name: str) -> str:
     return name if mapping is None else mapping[position]
 
 
+def _paired(
+    spec: ReplicationSpec, position: int, name: str, mine: list[Column], theirs: Relation
+) -> Column | None:
+    """The sink's column for a source column: by its name, or by its order where it has none."""
+    if theirs.named or spec.sink.columns is not None:
+        return theirs.column(name)
+    if len(theirs.columns) != len(mine):
+        refuse(
+            [
+                f"the sink has {len(theirs.columns)} columns without names, and the source "
+                f"{len(mine)}: choose as many by source.columns, or name the sink's by sink.columns"
+            ]
+        )
+    return theirs.columns[position]
+
+
 def plan(
     spec: ReplicationSpec, source: Source, sink: Sink, ours: Relation, theirs: Relation
 ) -> Plan:
@@ -105,11 +121,10 @@ def plan(
     mine = chosen(spec, ours)
     for position, column in enumerate(mine):
         name = sink_name(spec, position, column.name)
-        target = theirs.column(name)
+        target = _paired(spec, position, name, mine, theirs)
         if target is None:
             problems.append(_missing(spec, name, table))
-            if ours.hint:
-                problems.append(ours.hint)
+            problems += filter(None, dict.fromkeys((ours.hint, theirs.hint)))
             continue
         if target.generated and not (column.generated and source.dialect == sink.dialect):
             problems.append(

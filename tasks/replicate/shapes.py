@@ -106,6 +106,12 @@ class Relation:
     """What only the connector itself needs to remember about it; must be picklable."""
     hint: str = ""
     """What to look at where its columns are not those that were expected."""
+    named: bool = True
+    """Whether its columns have names of their own; those of a sink that have none are paired with
+    the source's by their order."""
+    blank: ColumnType | None = None
+    """Of an end that knows no column before it has a row, such as an empty file: the type of
+    whatever columns it is given. None of any other."""
 
     def column(self, name: str) -> Column | None:
         return next((column for column in self.columns if column.name == name), None)

@@ -35,6 +35,9 @@ from tasks.replicate.guards import guarded
 
 TEXT = ColumnType(Kind.TEXT, "csv text", loose=True)
 _DELIMITERS = (",", ";", "\t", "|")
+_NUMBERED = (
+    "a file without a header has the columns column_1, column_2 and so on (the datasource's header)"
+)
 
 
 class CSV(Format):
@@ -46,22 +49,29 @@ class CSV(Format):
         self._dialect = dialect
         lanes = (Lane.COPY_CSV, Lane.ROWS) if dialect.plain else (Lane.ROWS,)
         self.source_lanes = self.sink_lanes = lanes
+        self.named = dialect.header
 
     def describe(self, paths: Sequence[Path]) -> Relation:
         headers = {path: csv_text.header(path, self._dialect) for path in paths}
+        if not self.named:
+            # Without a header an empty file is one of no rows.
+            headers = {path: names for path, names in headers.items() if names}
+            if not headers:
+                return Relation((), named=False, blank=TEXT)
         first, names = next(iter(headers.items()))
         for path, others in headers.items():
             if others != names and sorted(others) != sorted(names):
                 raise BadFile(f"{path}: its columns are not those of {first}")
         if not names:
             raise BadFile(f"{first}: is empty, so that its columns are not known")
-        return Relation(tuple(Column(name, TEXT) for name in names), hint=self._hint(names))
+        columns = tuple(Column(name, TEXT) for name in names)
+        return Relation(columns, hint=self._hint(names), named=self.named)
 
     def _hint(self, names: Sequence[str]) -> str:
         """A word on the delimiter where the only column's name looks like many."""
         used = [mark for mark in _DELIMITERS if mark in names[0]] if len(names) == 1 else []
         if not used:
-            return ""
+            return "" if self.named else _NUMBERED
         return (
             f"the file has one column; is its delimiter {used[0]!r}? (the datasource's delimiter)"
         )
@@ -138,7 +148,10 @@ class CSV(Format):
         self.writer(path, relation, ()).close()
 
     def new_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
-        return tuple(Column(column.name, TEXT) for column in columns)
+        names = [column.name for column in columns]
+        if not self.named:
+            names = csv_text.numbered(len(names))
+        return tuple(Column(name, TEXT) for name in names)
 
     def writer(self, path: Path, relation: Relation, columns: Sequence[ColumnPlan]) -> Writer:
         names = [column.name for column in relation.columns]

@@ -217,7 +217,7 @@ def header(path: Path, dialect: Dialect) -> list[str]:
     for chunk in chunks(path, dialect):
         fields = parse(_first_line(chunk), None, dialect, path)[0]
         if not dialect.header:
-            return [f"column_{number}" for number in range(1, len(fields) + 1)]
+            return numbered(len(fields))
         names = ["" if name is None else str(name) for name in fields]
         if "" in names:
             raise BadFile(f"{path}: column {names.index('') + 1} has no name in the header")
@@ -226,6 +226,11 @@ def header(path: Path, dialect: Dialect) -> list[str]:
             raise BadFile(f"{path}: the header names {', '.join(doubled)} twice")
         return names
     return []
+
+
+def numbered(count: int) -> list[str]:
+    """What the columns of a file without a header are called."""
+    return [f"column_{number}" for number in range(1, count + 1)]
 
 
 def parse(chunk: bytes, width: int | None, dialect: Dialect, path: Path) -> list[Row]:

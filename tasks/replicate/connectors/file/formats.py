@@ -89,12 +89,17 @@ class Format(ABC):
     suffixes: ClassVar[tuple[str, ...]]
     source_lanes: tuple[Lane, ...] = (Lane.ROWS,)
     sink_lanes: tuple[Lane, ...] = (Lane.ROWS,)
+    named: bool = True
+    """Whether a file of it names its columns."""
     binds: ClassVar[bool] = False
     """Whether a file of it binds the values of a column to a type."""
 
     @abstractmethod
     def describe(self, paths: Sequence[Path]) -> Relation:
-        """The columns that all of the files have. Raises BadFile."""
+        """The columns that all of the files have. Raises BadFile.
+
+        Where only a row could tell them and there is none, the relation is blank.
+        """
 
     @abstractmethod
     def read(

@@ -70,9 +70,11 @@ class JSONLines(Format):
                 if number == SAMPLE:
                     break
                 names |= dict.fromkeys(_members(line, path, number))
-        if not names:
-            raise BadFile(f"{paths[0]}: holds no object, so that its columns are not known")
-        return Relation(tuple(Column(name, ANY) for name in names), detail={"names": list(names)})
+        return Relation(
+            tuple(Column(name, ANY) for name in names),
+            detail={"names": list(names)},
+            blank=None if names else ANY,
+        )
 
     def _lines(self, path: Path) -> Iterator[str]:
         """Lines with something in them. Only LF ends a line, as JSON's own text may hold others."""

@@ -49,6 +49,8 @@ class FileSink(Sink):
         self._new: Path | None = None
         """What commit puts in the target's place."""
         self._created: dict[Path, Relation] = {}
+        self._blank: set[Path] = set()
+        """Files that were there, without a row that tells their columns."""
 
     def stop(self) -> None:
         self._stopped = True
@@ -79,10 +81,16 @@ class FileSink(Sink):
                 return self._created[path]
             if not path.exists():
                 return None
-            if path.stat().st_size == 0:
-                # A file of JSON lines without a row tells no columns: as good as none.
-                return None
-            return self._relation(path, self._place.format.describe([path]))
+            try:
+                found = self._place.format.describe([path])
+            except BadFile:
+                if path.stat().st_size == 0:
+                    # Of a format in which no file is empty: as good as none.
+                    return None
+                raise
+            if found.blank is not None:
+                self._blank.add(path)
+            return self._relation(path, found)
 
     def _relation(self, path: Path, found: Relation) -> Relation:
         detail = {**(found.detail or {}), "identity": identity(path)}
@@ -114,20 +122,24 @@ class FileSink(Sink):
     ) -> None:
         with self._errors():
             path = self._place.target(table)
-            made = self._place.format.new_columns(columns)
+            format_ = self._place.format
+            made = Relation(format_.new_columns(columns), named=format_.named)
+            if path in self._blank:
+                self._created[path] = self._relation(path, made)
+                return
             beside = path.with_name(f".claimcheck_create.{os.getpid()}.{id(self):x}.{path.name}")
             try:
-                self._place.format.create(beside, Relation(made))
+                format_.create(beside, made)
                 beside.replace(path)
             except BaseException:
                 beside.unlink(missing_ok=True)
                 raise
-            self._created[path] = self._relation(path, Relation(made))
+            self._created[path] = self._relation(path, made)
 
     def uncreate(self, table: TableName) -> None:
         with contextlib.suppress(OSError, NoTable):
             path = self._place.target(table)
-            if self._created.pop(path, None) is not None:
+            if self._created.pop(path, None) is not None and path not in self._blank:
                 path.unlink()
 
     def altered(self, load: Load) -> bool:
