@@ -46,9 +46,11 @@ _URL_MARKS = (
 )
 # ?password=..., &sslpassword=...
 _QUERY_PASSWORD = re.compile(rf"(?i)([?&][\w.-]{{0,40}}{_SECRET_NAME}[\w.-]{{0,40}}=)[^&#\s'\"]*")
-# password=..., password = '...', "password": "...", password: ...
+# password=..., password = '...', "password": "...", password: ...; but not MySQL's word on whether
+# there was one.
 _NAMED_SECRET = re.compile(
-    rf"(?is)(?<![?&])({_SECRET_NAME}[\w-]{{0,40}}\\?[\"']?\s{{0,4}}[=:]\s{{0,4}})"
+    r"(?is)(?<![?&])(?!(?<=\(using )(?-i:password: (?:YES|NO)\))(?![^\s.,;]))"
+    rf"({_SECRET_NAME}[\w-]{{0,40}}\\?[\"']?\s{{0,4}}[=:]\s{{0,4}})"
     rf"({_QUOTED}|(?:\\.|[^\s\\]|\\\Z)+)"
 )
 # ALTER ROLE ... PASSWORD '...', IDENTIFIED BY '...'

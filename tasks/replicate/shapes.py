@@ -193,6 +193,9 @@ class Batch:
     rows: int
     size: int
     """Bytes as they count for progress and bandwidth; an estimate in the row lane."""
+    place: tuple[str, int] | None = None
+    """Of bytes in lines, where they are the first of a file: its name and the number of their first
+    line, so that a sink can tell where what it stumbles over stands."""
 
 
 @dataclass(frozen=True, slots=True)

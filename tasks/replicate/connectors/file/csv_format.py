@@ -88,25 +88,32 @@ class CSV(Format):
             wanted = [names.index(plan.source.name) for plan in request.columns]
             as_is = wanted == list(range(len(names)))
             guards = _Guards(request.columns, self._dialect)
-            for chunk in self._data(path):
+            begun = False
+            for chunk, line in self._data(path):
                 check()
                 if lane is Lane.ROWS:
                     yield from self._pages(chunk, names, wanted, request.fetch_size, path)
-                elif as_is:
-                    yield self._block(chunk, guards, path)
+                    continue
+                if as_is:
+                    batch = self._block(chunk, guards, path)
                 else:
                     rows = self._rows(chunk, names, wanted, path)
                     data = csv_text.written(rows, self._dialect).encode()
-                    yield Batch(data, len(rows), len(data))
+                    batch = Batch(data, len(rows), len(data))
+                if not begun:
+                    batch.place, begun = (str(path), line), True
+                yield batch
 
-    def _data(self, path: Path) -> Iterator[bytes]:
-        """The records behind the header."""
-        first = self._dialect.header
+    def _data(self, path: Path) -> Iterator[tuple[bytes, int]]:
+        """The records behind the header, and the line on which the first of all stands."""
+        line, first = 1, self._dialect.header
         for chunk in csv_text.chunks(path, self._dialect):
             data = csv_text.without_first(chunk) if first else chunk
+            if first:
+                line += chunk.count(b"\n") - data.count(b"\n")
             first = False
             if data:
-                yield data
+                yield data, line
 
     def _rows(
         self, chunk: bytes, names: Sequence[str], wanted: Sequence[int], path: Path
@@ -137,7 +144,7 @@ class CSV(Format):
     def count(self, paths: Sequence[Path], check: Check) -> int:
         total = 0
         for path in paths:
-            for chunk in self._data(path):
+            for chunk, _ in self._data(path):
                 check()
                 total += csv_text.count_records(chunk)
         return total

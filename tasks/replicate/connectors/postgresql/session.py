@@ -168,6 +168,10 @@ def comma(parts: Sequence[sql.Composable]) -> sql.Composed:
 
 
 _VALUE = re.compile(r'(["«“]).*(["»”])', re.DOTALL)
+# Of class 22, what names a column or an encoding; the bytes of a value may follow.
+_NAMING = re.compile(
+    r'missing data for column ".*"|invalid byte sequence for encoding "[^"]*"(?=: )', re.DOTALL
+)
 _COLUMN = re.compile(r"^COPY .*?, line \d+, column (.+?)(?:: |$)", re.MULTILINE)
 
 
@@ -175,7 +179,8 @@ def describe_error(error: psycopg.Error, config: Mapping[str, Any]) -> str:
     """SQLSTATE, main message and column of a server's error, without row data and secrets.
 
     Messages of class 22 and 23 quote values: what stands between quotes is left out of the
-    former; the latter name constraints there, which are wanted, and keep values for DETAIL.
+    former, but for names; the latter name constraints there, which are wanted, and keep values for
+    DETAIL.
     """
     diagnostic = error.diag
     message = diagnostic.message_primary
@@ -184,7 +189,8 @@ def describe_error(error: psycopg.Error, config: Mapping[str, Any]) -> str:
         return redact("; ".join(lines) or type(error).__name__, secrets_of(config))
     state = diagnostic.sqlstate or ""
     if state.startswith("22"):
-        message = _VALUE.sub("(a value)", message)
+        naming = _NAMING.match(message)
+        message = naming.group() if naming else _VALUE.sub("(a value)", message)
     found = _COLUMN.search(diagnostic.context or "")
     name = found[1] if found else diagnostic.column_name
     where = f"column {name}: " if name else ""

@@ -36,6 +36,7 @@ from tasks.replicate.connectors.postgresql import (
     staging,
     texts,
 )
+from tasks.replicate.connectors.postgresql.places import Places
 from tasks.replicate.connectors.postgresql.session import errors
 from tasks.replicate.fits import fit, refusal
 from tasks.replicate.names import join_name
@@ -177,14 +178,18 @@ class PostgreSQLSink(Sink):
         }
         text = sql.SQL("copy {} ({}) from stdin")
         statement = formats.get(load.lane, text).format(target, columns)
+        places = Places()
         try:
             with errors(SinkError, self._config), self._connection.cursor() as cursor:
-                with cursor.copy(statement) as copy:
-                    if load.lane is Lane.ROWS:
-                        _write_rows(copy, batches, load)
-                    else:
-                        for batch in batches:
-                            copy.write(batch.data)  # type: ignore[arg-type]
+                try:
+                    with cursor.copy(statement) as copy:
+                        if load.lane is Lane.ROWS:
+                            _write_rows(copy, batches, load)
+                        else:
+                            for batch in places.noted(batches):
+                                copy.write(batch.data)  # type: ignore[arg-type]
+                except psycopg.DataError as error:
+                    raise places.explained(error, self._config) from None
                 return cursor.rowcount
         except SinkError as error:
             raise _explained(error, load) from None
