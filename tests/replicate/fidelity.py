@@ -177,7 +177,8 @@ ACROSS = """
 Each type of one engine, with NULL and values at its edges, into a table or file that the job
 itself makes in the other (`create: true`), in every mode that both have. The cell is the type that
 it makes there, in which all values arrive unchanged; † marks those where some of the values have
-no place (a NaN in MySQL, 24:00:00 in Parquet) and are refused, naming the column.
+no place (a NaN in MySQL, 24:00:00 in Parquet) and are refused, naming the column. What Parquet has
+no type for is refused as well; as text it goes there by a `query` with a cast.
 """
 
 

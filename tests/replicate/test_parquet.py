@@ -419,3 +419,24 @@ def test_a_column_that_is_not_written_is_refused_or_stays_null(tmp_path, kind):
     found = pq.read_table(tmp_path / "t.parquet")
     assert found.schema.equals(schema)
     assert found.to_pylist() == [{"id": 1, "a": None}]
+
+
+def test_what_has_no_type_there_is_refused_with_the_way_out(source: Database, tmp_path: Path):
+    source.execute("create type mood as enum ('sad')")
+    source.execute("create table t (id int primary key, m mood, a int[])")
+    source.execute("insert into t values (1, 'sad', '{1,2}')")
+    folder = {"path": str(tmp_path), "format": "parquet"}
+
+    def job(reads: dict[str, Any]) -> Job:
+        work = definition(reads, {"table": "t"}, "complete", create=True, verify="checksum")
+        return Job(source.config, folder, work, ("postgresql", "file"))
+
+    with pytest.raises(SinkError) as caught:
+        job({"table": "t"}).run()
+    way = "has no type of its own in a Parquet file; write its text, by a query with"
+    assert f"column m: mood {way} cast(m as text) as m" in str(caught.value)
+    assert f"column a: integer[] {way} cast(a as text) as a" in str(caught.value)
+    job({"query": "select id, cast(m as text) as m, cast(a as text) as a from t"}).run()
+    assert pq.read_table(tmp_path / "t.parquet").to_pylist() == [
+        {"id": 1, "m": "sad", "a": "{1,2}"}
+    ]

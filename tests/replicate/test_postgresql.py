@@ -42,11 +42,21 @@ class PostgreSQLHarness(Harness):
         Sample("doc", "json", Kind.JSON, ('{"b": [1, {"a": null}],  "a": "é"}', "null", None)),
         Sample("docb", "jsonb", Kind.JSON, ('{"a": 1.00}', "[]", None)),
         Sample("grid", "int[]", Kind.OTHER, ("{{1,2},{3,NULL}}", "{}", None)),
+        Sample("words_of", "text[]", Kind.OTHER, ('{a,"b c",NULL}', None, None)),
+        Sample("mood", "mood", Kind.OTHER, ("sad", "it's ok", None)),
+        Sample("some", "int4range", Kind.OTHER, ("[1,5)", "empty", None)),
+        Sample("bits", "bit varying", Kind.OTHER, ("10101", "", None)),
+        Sample("net", "inet", Kind.OTHER, ("10.0.0.1/32", "::1/64", None)),
+        Sample("zoned", "time with time zone", Kind.OTHER, ("23:59:59.5+05:30", None, None)),
     )
 
     def __init__(self, database: Database) -> None:
         self.database = database
         self.config = database.config
+        database.execute(
+            "do $$begin create type mood as enum ('sad', 'it''s ok'); "
+            "exception when duplicate_object then null; end$$"
+        )
 
     def make(
         self,

@@ -128,6 +128,8 @@ class Parquet(Format):
         if unwritten is not None:
             return Fit(refusal=unwritten)
         found = fit(source.type, sink.type)
+        if found.refusal is not None and source.type.kind is sink.type.kind is Kind.OTHER:
+            return Fit(refusal=_untyped(source, dialect))
         if found.refusal is not None:
             return found
         guards = list(found.guards)
@@ -145,6 +147,20 @@ class Parquet(Format):
 
 
 _READ_ALIKE = frozenset({"calendar", "finite", "scale", "integer", "fraction"})
+
+
+_AS_TEXT = {"postgresql": "text", "mysql": "char"}
+
+
+def _untyped(source: Column, dialect: str) -> str:
+    """What is to be done with a column that Parquet has no type for, and no kind tells of."""
+    text = _AS_TEXT.get(dialect)
+    way = (
+        "convert it at the source"
+        if text is None
+        else (f"write its text, by a query with cast({source.name} as {text}) as {source.name}")
+    )
+    return f"{source.type.name} has no type of its own in a Parquet file; {way}"
 
 
 def _schema(relation: Relation) -> pa.Schema:
