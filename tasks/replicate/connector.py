@@ -264,8 +264,9 @@ class Sink(End):
         raise SinkError("this connector cannot create tables", permanent=True)
 
     def uncreate(self, table: TableName) -> None:
-        """Take back the table that this end has just made, because its job turned out to be
-        refused. Leaves one that has rows, and one that it cannot remove; never raises."""
+        """Take back the table that this end has made, because its run failed with nothing
+        committed. Leaves one that has rows by now (looked at where nobody can add any), and one
+        that it cannot remove, or not soon; never raises."""
 
     def altered(self, load: Load) -> bool:
         """Whether the target is no longer what the load was planned for.

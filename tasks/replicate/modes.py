@@ -85,6 +85,8 @@ class Replication:
         self._name = session_name(str(context.job_id), context.fence)
         self._read = self._written = 0
         self._warnings: list[str] = []
+        self._kept = False
+        """Whether a table that the run made must stay: something was or may be committed to it."""
 
     def run(self) -> Outcome:
         with (
@@ -117,11 +119,11 @@ class Replication:
             load = self._load(theirs, plan)
             planner.refuse(sink.refusals(load))
             bound = self._bound(source, request, ours)
-        source.snapshot()
-        if load.how:
-            counts = self._staged(source, sink, request, load)
-        else:
-            counts = self._emptied(source, sink, request, load)
+            source.snapshot()
+            if load.how:
+                counts = self._staged(source, sink, request, load)
+            else:
+                counts = self._emptied(source, sink, request, load)
         return self._outcome(counts, bound, plan)
 
     def _described(self, source: Source, request: ReadRequest) -> Relation:
@@ -193,7 +195,8 @@ class Replication:
 
     @contextlib.contextmanager
     def _target(self, sink: Sink, source: Source, ours: Relation) -> Iterator[Relation]:
-        """The sink's table; one that is made for it is taken back where the block fails."""
+        """The sink's table; one that is made for it is taken back where the block fails before
+        anything was committed: the next job would take an empty table for data."""
         table = split_name(self.spec.sink.table or "")
         theirs = sink.describe(table)
         if theirs is not None and theirs.blank is None:
@@ -220,7 +223,8 @@ class Replication:
                 raise SinkError(f"sink table {join_name(table)} was made and is gone again")
             yield theirs
         except BaseException:
-            sink.uncreate(table)
+            if not self._kept:
+                sink.uncreate(table)
             raise
 
     def _new_columns(self, ours: Relation) -> list[Any]:
@@ -341,19 +345,26 @@ class Replication:
             sink.rollback()
             self.context.sink_indeterminate(undone)
             raise
+        kept, self._kept = self._kept, True
         try:
             sink.commit()
         except CommitUnknown:
             if self.context.stop_reason is not None:
                 self.context.sink_indeterminate(COMMITTING)
                 raise RunStopped(self.context.stop_reason) from None
-            self._settle(sink, load, undone)
+            if not self._settled(sink, load):
+                self._kept = kept
+                self.context.sink_indeterminate(undone)
+                raise SinkError(
+                    "the sink broke while it committed, and nothing of it remained"
+                ) from None
         except SinkError:
+            self._kept = kept
             self.context.sink_indeterminate(undone)
             raise
 
-    def _settle(self, sink: Sink, load: Load, undone: str | None) -> None:
-        """Learn what became of a commit whose answer was lost; raises where nothing did."""
+    def _settled(self, sink: Sink, load: Load) -> bool:
+        """Whether a commit whose answer was lost took place; raises where that is not learned."""
         self.context.log.warning("the sink's connection broke at commit; reading what became of it")
         before = self.context.warning
         self.context.sink_indeterminate(LOST)
@@ -369,9 +380,7 @@ class Replication:
                     raise
             time.sleep(_NAP_SECONDS)
         self.context.sink_indeterminate(before)
-        if not settled:
-            self.context.sink_indeterminate(undone)
-            raise SinkError("the sink broke while it committed, and nothing of it remained")
+        return settled
 
     def _parts(self, source: Source, request: ReadRequest) -> list[Part]:
         if self.spec.parallelism == 1:

@@ -59,6 +59,16 @@ class Fence:
             self.leave()
         return bool(steps.get(f"done {load.step}") == load.fence)
 
+    def alone(self) -> bool:
+        """Take the lock, if nobody holds it."""
+        self._lock = lock = self._path.open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.leave()
+            return False
+        return True
+
     def leave(self) -> None:
         if self._lock is not None:
             self._lock.close()

@@ -28,7 +28,7 @@ from tasks.replicate.connector import (
 )
 from tasks.replicate.connectors.file.fence import Fence
 from tasks.replicate.connectors.file.formats import BadFile, BadValue, cell_of_text
-from tasks.replicate.connectors.file.places import NoTable, Place, identity
+from tasks.replicate.connectors.file.places import NoTable, Place, identity, state
 
 # Staging, and what a commit will put in the target's place: by job, fence and run.
 _HIDDEN = re.compile(r"\.claimcheck_(?:stage|new)\.([0-9A-Za-z]+)\.(\d+)\.[0-9A-Za-z]+\.")
@@ -49,6 +49,7 @@ class FileSink(Sink):
         self._new: Path | None = None
         """What commit puts in the target's place."""
         self._created: dict[Path, Relation] = {}
+        self._made: dict[Path, tuple[int, int, int]] = {}
         self._blank: set[Path] = set()
         """Files that were there, without a row that tells their columns."""
 
@@ -134,13 +135,25 @@ class FileSink(Sink):
             except BaseException:
                 beside.unlink(missing_ok=True)
                 raise
+            self._made[path] = state(path)
             self._created[path] = self._relation(path, made)
 
     def uncreate(self, table: TableName) -> None:
         with contextlib.suppress(OSError, NoTable):
             path = self._place.target(table)
-            if self._created.pop(path, None) is not None and path not in self._blank:
-                path.unlink()
+            self._created.pop(path, None)
+            made = self._made.pop(path, None)
+            if made is None:
+                return
+            fence = Fence(path.parent)
+            if not fence.alone():
+                return
+            try:
+                # Who has written it meanwhile has put another file in its place.
+                if state(path) == made:
+                    path.unlink()
+            finally:
+                fence.leave()
 
     def altered(self, load: Load) -> bool:
         """Never: a file is replaced as a whole, in the form that was planned."""

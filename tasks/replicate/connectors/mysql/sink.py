@@ -37,6 +37,8 @@ from tasks.replicate.names import join_name
 # Locks the table's definition until the transaction ends, and no row; a mere SELECT's lock would
 # have to grow with the first change, behind whoever waits to alter the table and for us.
 _HOLD = "select 1 from {table} limit 0 for update"
+_PATIENCE = "set session lock_wait_timeout = 2"
+_ALONE = "lock tables {table} write"
 _ANY = "select 1 from {table} limit 1"
 _DROP = "drop table {table}"
 _CREATE = "create table if not exists {table} ({definitions}) engine = InnoDB"
@@ -138,8 +140,13 @@ class MySQLSink(Sink):
     def uncreate(self, table: TableName) -> None:
         place = identifier(*self._place(table))
         with contextlib.suppress(SinkError):
-            if not self._session.rows(_ANY.format(table=place)):
-                self._session.execute(_DROP.format(table=place))
+            self._session.execute(_PATIENCE)
+            self._session.execute(_ALONE.format(table=place))
+            try:
+                if not self._session.rows(_ANY.format(table=place)):
+                    self._session.execute(_DROP.format(table=place))
+            finally:
+                self._session.execute("unlock tables")
 
     def altered(self, load: Load) -> bool:
         assert load.relation is not None

@@ -13,6 +13,7 @@ from tasks.replicate.connectors.postgresql.session import comma, identifier, raw
 from tasks.replicate.names import join_name
 
 _CREATE = sql.SQL("create table if not exists {} ({})")
+_PATIENCE = sql.SQL("set local lock_timeout = '2s'")
 _LOCK = sql.SQL("lock table {} in access exclusive mode")
 _EMPTY = sql.SQL("select not exists (select from {})")
 _DROP = sql.SQL("drop table {}")
@@ -69,6 +70,8 @@ def take_back(connection: psycopg.Connection[Any], table: TableName) -> None:
     """Drop the table, unless it has rows."""
     name = identifier(table[-2:])
     with connection.transaction():
+        # Somebody may read or fill it by now.
+        connection.execute(_PATIENCE)
         connection.execute(_LOCK.format(name))
         if connection.execute(_EMPTY.format(name)).fetchone() == (True,):
             connection.execute(_DROP.format(name))

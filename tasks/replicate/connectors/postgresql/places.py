@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from tasks.replicate.connector import Batch, SinkError, SourceError
-from tasks.replicate.connectors.postgresql.session import describe_error
+from tasks.replicate.connectors.postgresql.session import describe_error, other_value
 
 _LINE = re.compile(r"^COPY .*?, line (\d+)", re.MULTILINE)
 # What is not a row of the table's columns in the file's encoding, whatever the columns are.
@@ -46,7 +46,7 @@ class Places:
         message = describe_error(error, config)
         if error.sqlstate in _MALFORMED:
             return SourceError(f"source: {where}: {message}", permanent=True)
-        return SinkError(f"sink: {message}; it stands in {where}", permanent=True)
+        return SinkError(f"sink: {where}: {message}{other_value(error)}", permanent=True)
 
     def _where(self, line: int | None) -> str:
         if line is None:

@@ -235,7 +235,7 @@ def errors(kind: type[SourceError] | type[SinkError], config: Mapping[str, Any])
     except psycopg.Error as error:
         permanent = _is_permanent(error)
         message = describe_error(error, config)
-        message += _way_out(error, config) if kind is SourceError else _other_value(error)
+        message += _way_out(error, config) if kind is SourceError else other_value(error)
         raise kind(f"{side}: {message}", permanent=permanent) from None
 
 
@@ -251,7 +251,7 @@ def _way_out(error: psycopg.Error, config: Mapping[str, Any]) -> str:
     return f"; role {role} needs usage on the schemas and select on the tables that the job reads"
 
 
-def _other_value(error: psycopg.Error) -> str:
+def other_value(error: psycopg.Error) -> str:
     """What helps where a loaded value is none of its column's type, as a zero date of MySQL's."""
     if not (error.sqlstate or "").startswith("22") or not _COLUMN.search(error.diag.context or ""):
         return ""
