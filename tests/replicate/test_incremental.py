@@ -157,17 +157,16 @@ def test_what_is_prepared_while_the_bound_is_sought_holds_it__R_F3(
     task = job("incremental", watermark="updated_at")
     with psycopg.connect(source.url) as other:
         other.execute("insert into t values (900, 'prepared', now())")
-        planned = watermarks._foreign
+        planned = watermarks._refuse_other_times
 
-        def prepares(*arguments: Any) -> bool:
+        def prepares(*arguments: Any) -> None:
             # Planning waits for locks for as long as they are held.
-            found = planned(*arguments)
+            planned(*arguments)
             time.sleep(watermarks.MARGIN_SECONDS + 0.2)
             other.execute("prepare transaction 'cc_late'")
-            return found
 
         with monkeypatch.context() as patched:
-            patched.setattr(watermarks, "_foreign", prepares)
+            patched.setattr(watermarks, "_refuse_other_times", prepares)
             assert task.run().watermark is None
     source.execute("commit prepared 'cc_late'")
     task.run()
@@ -175,10 +174,11 @@ def test_what_is_prepared_while_the_bound_is_sought_holds_it__R_F3(
 
 
 @pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("lag", [None, 0])
 def test_a_session_that_hides_its_transactions_holds_the_watermark__R_F3(
-    source: Database, sink: Database, job: Make
+    source: Database, sink: Database, job: Make, lag: float | None
 ) -> None:
-    task = job("incremental", watermark="updated_at")
+    task = job("incremental", watermark="updated_at", **({} if lag is None else {"lag": lag}))
     with psycopg.connect(source.url, autocommit=True) as other:
         other.execute("set track_activities = off")
         other.execute("begin")
@@ -190,6 +190,86 @@ def test_a_session_that_hides_its_transactions_holds_the_watermark__R_F3(
         other.execute("commit")
     assert task.run().watermark is not None
     assert sink.value("select count(*) from t where id = 900") == 1
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_transaction_that_was_hidden_when_it_began_holds_the_watermark__R_F3(
+    source: Database, sink: Database, job: Make
+) -> None:
+    task = job("incremental", watermark="updated_at")
+    with psycopg.connect(source.url, autocommit=True) as other:
+        other.execute("set track_activities = off")
+        other.execute("begin")
+        other.execute("insert into t values (900, 'hidden', now())")
+        other.execute("set track_activities = on")
+        time.sleep(watermarks.MARGIN_SECONDS + 0.2)
+        assert task.run().watermark is None
+        other.execute("commit")
+    task.run()
+    assert sink.value("select count(*) from t where id = 900") == 1
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_replication_connection_may_write__R_F3(
+    source: Database, sink: Database, job: Make
+) -> None:
+    task = job("incremental", watermark="updated_at")
+    writer = psycopg.pq.PGconn.connect(
+        conninfo.make_conninfo(source.url, replication="database").encode()
+    )
+    try:
+        if writer.status != psycopg.pq.ConnStatus.OK:
+            pytest.skip("this server takes no replication connection")
+        for statement in (b"begin", b"insert into t values (900, 'late', now())"):
+            assert writer.exec_(statement).status == psycopg.pq.ExecStatus.COMMAND_OK
+        time.sleep(watermarks.MARGIN_SECONDS + 0.2)
+        task.run()
+        writer.exec_(b"commit")
+    finally:
+        writer.finish()
+    task.run()
+    assert sink.value("select count(*) from t where id = 900") == 1
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("reads", ["m", "v"])
+def test_a_materialized_view_needs_a_lag__R_F3(
+    source: Database, sink: Database, job: Make, reads: str
+) -> None:
+    source.execute("create materialized view m as select * from t; create view v as table m")
+    with pytest.raises(SourceError, match="when it is refreshed, with older times: set lag"):
+        job("incremental", reads, to="t", watermark="updated_at").run()
+    assert sink.value("select count(*) from t") == 0
+    job("incremental", reads, to="t", watermark="updated_at", lag="1h").run()
+    assert sink.value("select count(*) from t") == 100
+
+
+def test_a_partition_of_a_subscribed_table_needs_a_lag__R_F3(
+    source: Database, sink: Database, job: Make
+) -> None:
+    if source.version < 130000:
+        pytest.skip("no subscription names a partitioned table before PostgreSQL 13")
+    source.execute(
+        "create table t (id int primary key, name text, updated_at timestamptz)"
+        " partition by range (id); create table one partition of t default"
+    )
+    sink.execute(DDL)
+    # What a subscription would leave in the catalog, without another server.
+    source.execute("set allow_system_table_mods = on")
+    source.execute(
+        "create subscription s connection 'dbname=nowhere' publication p"
+        " with (connect = false, slot_name = none)"
+    )
+    try:
+        source.execute(
+            "insert into pg_subscription_rel (srsubid, srrelid, srsubstate)"
+            " select oid, 't'::regclass, 'r' from pg_subscription where subname = 's'"
+            " and subdbid = (select oid from pg_database where datname = current_database())"
+        )
+        with pytest.raises(SourceError, match="a subscription"):
+            job("incremental", watermark="updated_at").run()
+    finally:
+        source.execute("drop subscription s")
 
 
 def test_all_transactions_of_one_message_have_its_time__R_F3(source: Database) -> None:
@@ -345,6 +425,12 @@ def test_an_xid8_watermark_is_safe__R_F3(source: Database, sink: Database, job: 
         late.commit()
     task.run()
     assert sink.execute("select id from t order by id") == [(1,), (2,)]
+    task.watermark = "900000000000"
+    with pytest.raises(SourceError, match=r"have not come that far.*--reset-watermark"):
+        task.run()
+    source.execute("create materialized view m as select * from t")
+    with pytest.raises(SourceError, match="use a timestamptz column, and set lag"):
+        job("incremental", "m", to="t", watermark="version").run()
 
 
 @pytest.mark.usefixtures("tables")

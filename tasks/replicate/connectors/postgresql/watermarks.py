@@ -30,16 +30,21 @@ select pg_catalog.pg_is_in_recovery() as standby,
        pg_catalog.current_setting('track_activities')::bool as tracked
 """
 
-# Autovacuum writes no rows of a user's; every other session of this database may.
+# Autovacuum writes no rows of a user's; every other session of this database may. A replication
+# connection may, too, but the message that has it send the log is at work for ever. Who lets its
+# activity be tracked only later is in a transaction without a beginning.
 _OLDEST = """
-select (least(min(xact_start), min(query_start) filter (where state <> 'idle'), clock_timestamp())
+select (least(min(xact_start),
+              min(query_start) filter (where state <> 'idle'
+                                       and backend_type is distinct from 'walsender'),
+              clock_timestamp())
         - make_interval(secs => %s))::text as bound,
-       min(usename) filter (where state = 'disabled') as hidden
+       min(usename) filter (where state = 'disabled' or state like 'idle in transaction%%'
+                                  and xact_start is null) as hidden
 from pg_catalog.pg_stat_activity
 where pid <> pg_catalog.pg_backend_pid()
   and (datname = pg_catalog.current_database() or datname is null)
   and backend_type is distinct from 'autovacuum worker'
-  and backend_type is distinct from 'walsender'
 """
 
 # Asked after the sessions: what is prepared in between was open then, or is still prepared now.
@@ -48,11 +53,18 @@ select exists (select from pg_catalog.pg_prepared_xacts
                where database = pg_catalog.current_database())
 """
 
-# Rows that logical replication brings carry the times of another server's transactions.
-_SUBSCRIBED = """
-select exists (select from pg_catalog.pg_subscription_rel
-               where srrelid in (select pg_catalog.to_regclass(name)
-                                 from unnest(%s::text[]) name))
+# Rows that logical replication brings carry the times of another server's transactions; it may name
+# what a table is a partition of. Those of a materialized view carry times from before its refresh.
+_ELSEWHERE = """
+with named (oid) as (
+  select pg_catalog.to_regclass(name)::oid from unnest(%s::text[]) name
+), read (oid) as (
+  select oid from named
+  union
+  select above.relid from named, pg_catalog.pg_partition_ancestors(named.oid) above (relid)
+)
+select exists (select from pg_catalog.pg_subscription_rel join read on srrelid = read.oid),
+       exists (select from pg_catalog.pg_class c join read using (oid) where c.relkind = 'm')
 """
 
 # No row has no bound: ``least`` alone would pass the absent maximum by and take the present time.
@@ -71,7 +83,11 @@ from (select {column} {source}) numbers where {column} < {end}
 """)
 _NO_BOUNDS = frozenset({"NaN", "Infinity"})
 _NOT_BACKWARDS = sql.SQL("select greatest(%s::{type}, %s::{type})::text")
-_SNAPSHOT_XMIN = "select pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text"
+_SNAPSHOT_XMIN = """
+select pg_catalog.pg_snapshot_xmin(now.snapshot)::text,
+       %s::xid8 > pg_catalog.pg_snapshot_xmax(now.snapshot)
+from (select pg_catalog.pg_current_snapshot()) now (snapshot)
+"""
 
 _TIMES = {
     "timestamptz": sql.SQL("clock_timestamp()"),
@@ -97,7 +113,7 @@ def bound(
             "the job read everything again (job edit --reset-watermark)",
             permanent=True,
         )
-    found = _bound(connection, source, column, lag)
+    found = _bound(connection, source, column, lag, since)
     if since is None or found.value is None:
         return found
     row = connection.execute(
@@ -107,13 +123,15 @@ def bound(
 
 
 def _bound(
-    connection: psycopg.Connection[Any], source: sql.Composable, column: Column, lag: float | None
+    connection: psycopg.Connection[Any],
+    source: sql.Composable,
+    column: Column,
+    lag: float | None,
+    since: str | None,
 ) -> Bound:
     typname = column.detail["typname"]
     if typname == "xid8":
-        row = connection.execute(_SNAPSHOT_XMIN).fetchone()
-        assert row is not None
-        return Bound(row[0], "xid8")
+        return _transaction(connection, source, column, since)
     if typname == "timestamptz" and lag is None:
         return _safe(connection, source, column)
     if typname in _TIMES:
@@ -144,14 +162,46 @@ def _bound(
     )
 
 
-def _foreign(connection: psycopg.Connection[Any], source: sql.Composable) -> bool:
-    """Whether rows come from another server, whose open transactions are not seen here."""
+def _refuse_other_times(
+    connection: psycopg.Connection[Any], source: sql.Composable, column: Column
+) -> None:
+    """Raises SourceError where rows appear at other moments than this server's commits."""
     plan = catalog.explain(connection, sql.SQL("select * {}").format(source))
-    if any(node["Node Type"] == "Foreign Scan" for node in catalog.nodes(plan)):
-        return True
     names = list(map(catalog.quoted, catalog.scanned(plan)))
-    row = connection.execute(_SUBSCRIBED, (names,)).fetchone()
-    return bool(row and row[0])
+    row = connection.execute(_ELSEWHERE, (names,)).fetchone()
+    assert row is not None
+    subscribed, refreshed = row
+    if subscribed or any(node["Node Type"] == "Foreign Scan" for node in catalog.nodes(plan)):
+        why = (
+            "rows come from another server (a foreign table or a subscription), whose open "
+            "transactions are not seen"
+        )
+        way = "set lag above the longest one"
+    elif refreshed:
+        why = "rows of a materialized view appear when it is refreshed, with older times"
+        way = "set lag above the time from the begin of one refresh to the end of the next"
+    else:
+        return
+    if column.detail["typname"] == "xid8":
+        way = f"use a timestamptz column, and {way}"
+    raise SourceError(f"watermark {column.name}: {why}: {way}", permanent=True)
+
+
+def _transaction(
+    connection: psycopg.Connection[Any], source: sql.Composable, column: Column, since: str | None
+) -> Bound:
+    _refuse_other_times(connection, source, column)
+    row = connection.execute(_SNAPSHOT_XMIN, (since or "0",)).fetchone()
+    assert row is not None
+    xmin, ahead = row
+    if ahead:
+        raise SourceError(
+            f"the stored watermark of {column.name} is {since}, and this server's transactions "
+            "have not come that far, as after a move to a younger server: let the job read "
+            "everything again (job edit --reset-watermark)",
+            permanent=True,
+        )
+    return Bound(xmin, "xid8")
 
 
 def _safe(connection: psycopg.Connection[Any], source: sql.Composable, column: Column) -> Bound:
@@ -171,13 +221,13 @@ def _safe(connection: psycopg.Connection[Any], source: sql.Composable, column: C
             f"watermark {column.name} is known: {way}, or set lag above the longest transaction",
             permanent=True,
         )
-    if _foreign(connection, source):
-        raise SourceError(
-            f"watermark {column.name}: rows come from another server (a foreign table or a "
-            "subscription), whose open transactions are not seen: set lag above the longest one",
-            permanent=True,
-        )
-    oldest = connection.execute(_OLDEST, (MARGIN_SECONDS,)).fetchone()
+    _refuse_other_times(connection, source, column)
+    return _oldest_open(connection, MARGIN_SECONDS)
+
+
+def _oldest_open(connection: psycopg.Connection[Any], margin: float) -> Bound:
+    """``margin`` seconds before what is open began; without a value where that is not known."""
+    oldest = connection.execute(_OLDEST, (margin,)).fetchone()
     prepared = connection.execute(_PREPARED).fetchone()
     assert oldest is not None
     assert prepared is not None
@@ -204,8 +254,10 @@ def _lagging_time(
     row = connection.execute(_KNOWN).fetchone()
     if typname == "timestamptz" and row is not None and not row[0] and row[1] and row[2]:
         # What is known of open transactions counts as well.
-        oldest = connection.execute(_OLDEST, (0,)).fetchone()
-        newest = sql.SQL("{}::timestamptz").format(sql.Literal(oldest[0] if oldest else None))
+        oldest = _oldest_open(connection, 0)
+        if oldest.value is None:
+            return oldest
+        newest = sql.SQL("{}::timestamptz").format(sql.Literal(oldest.value))
     statement = _LAGGING_TIME.format(
         column=sql.Identifier(column.name),
         now=newest,
