@@ -16,7 +16,7 @@ from replication_kit import Database, Job, definition, fresh_database
 
 from dispatch.context import HandlerFailure
 from tasks.replicate import checksum
-from tasks.replicate.checksum import canonical
+from tasks.replicate.canonical import canonical
 from tasks.replicate.connector import Kind
 
 # A type of a length or a rule of its own, beside those of the matrix.

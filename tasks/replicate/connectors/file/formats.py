@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tasks.replicate.checksum import float_of
+from tasks.replicate.canonical import float_of
 from tasks.replicate.connector import (
     Batch,
     Cell,
