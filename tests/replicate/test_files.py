@@ -198,7 +198,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path):
         request = request_for(source, "t")
         with path.open("a") as file:
             file.write("2\n")
-        with pytest.raises(SourceError, match="was changed while it was read"):
+        with pytest.raises(SourceError, match="was changed while the run was at work"):
             read_all(source, request)
 
 

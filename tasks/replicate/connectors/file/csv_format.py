@@ -29,6 +29,7 @@ from tasks.replicate.connectors.file.formats import (
     Format,
     TextEncoder,
     Writer,
+    refuse_lacking,
     unwritable,
 )
 from tasks.replicate.guards import guarded
@@ -85,6 +86,7 @@ class CSV(Format):
             names = csv_text.header(path, self._dialect)
             if not names:
                 continue
+            refuse_lacking(path, names, request.columns)
             wanted = [names.index(plan.source.name) for plan in request.columns]
             as_is = wanted == list(range(len(names)))
             guards = _Guards(request.columns, self._dialect)

@@ -71,6 +71,13 @@ def unwritable(cells: Sequence[Cell], encoding: str) -> bool:
     return False
 
 
+def refuse_lacking(path: Path, names: Sequence[str], columns: Sequence[ColumnPlan]) -> None:
+    """Raise BadFile where a file lacks planned columns: it is another than the one described."""
+    lacking = [plan.source.name for plan in columns if plan.source.name not in names]
+    if lacking:
+        raise BadFile(f"{path}: has no column {', '.join(lacking)}")
+
+
 class Writer(ABC):
     """Writes one file, from its beginning to its end."""
 

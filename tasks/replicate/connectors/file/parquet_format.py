@@ -23,7 +23,14 @@ from tasks.replicate.connector import (
     Relation,
 )
 from tasks.replicate.connectors.file import arrow_types, copy_binary, csv_text
-from tasks.replicate.connectors.file.formats import BadFile, BadValue, Check, Format, Writer
+from tasks.replicate.connectors.file.formats import (
+    BadFile,
+    BadValue,
+    Check,
+    Format,
+    Writer,
+    refuse_lacking,
+)
 from tasks.replicate.fits import fit
 
 GROUP_ROWS = 128 * 1024
@@ -90,6 +97,7 @@ class Parquet(Format):
             yield Batch(copy_binary.HEADER, 0, len(copy_binary.HEADER))
         for path in paths:
             with _opened(path) as file:
+                refuse_lacking(path, file.schema_arrow.names, request.columns)
                 for record in file.iter_batches(batch_size=size, columns=names, use_threads=False):
                     check()
                     # The file's order of columns is not the request's.

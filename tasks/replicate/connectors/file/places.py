@@ -13,6 +13,9 @@ from tasks.replicate.connectors.file import formats
 
 _SPECIAL = "*?["
 
+State = tuple[int, int, int]
+"""Of a file: its number, its size in bytes, and when it was changed, in nanoseconds."""
+
 
 class NoTable(LookupError):
     """The datasource has no table of that name; the message says which it has."""
@@ -111,7 +114,7 @@ def _real(path: Path) -> Path:
     return path.resolve() if path.is_symlink() else path
 
 
-def state(path: Path) -> tuple[int, int, int]:
+def state(path: Path) -> State:
     """What tells that a file was changed or replaced."""
     found = path.stat()
     return (found.st_ino, found.st_size, found.st_mtime_ns)

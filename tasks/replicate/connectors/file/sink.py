@@ -28,7 +28,7 @@ from tasks.replicate.connector import (
 )
 from tasks.replicate.connectors.file.fence import Fence
 from tasks.replicate.connectors.file.formats import BadFile, BadValue, cell_of_text
-from tasks.replicate.connectors.file.places import NoTable, Place, identity, state
+from tasks.replicate.connectors.file.places import NoTable, Place, State, identity, state
 
 # Staging, and what a commit will put in the target's place: by job, fence and run.
 _HIDDEN = re.compile(r"\.claimcheck_(?:stage|new)\.([0-9A-Za-z]+)\.(\d+)\.[0-9A-Za-z]+\.")
@@ -49,7 +49,7 @@ class FileSink(Sink):
         self._new: Path | None = None
         """What commit puts in the target's place."""
         self._created: dict[Path, Relation] = {}
-        self._made: dict[Path, tuple[int, int, int]] = {}
+        self._made: dict[Path, State] = {}
         self._blank: set[Path] = set()
         """Files that were there, without a row that tells their columns."""
 

@@ -18,13 +18,14 @@ from tasks.replicate.connector import (
     TableName,
 )
 from tasks.replicate.connectors.file.formats import BadFile, BadValue
-from tasks.replicate.connectors.file.places import NoTable, Place, identity, state
+from tasks.replicate.connectors.file.places import NoTable, Place, State, identity, state
 
 
 class FileSource(Source):
-    """The files of one table, as they are at the snapshot.
+    """The files of one table, as they are when they are described.
 
-    Nothing keeps a file as it is; a change while it is read is an error.
+    Nothing keeps a file as it is: one that is changed, replaced or removed from then on is an
+    error, and one that joins a pattern is left for the next run.
     """
 
     dialect = "file"
@@ -35,7 +36,7 @@ class FileSource(Source):
         self.lanes = self._place.format.source_lanes  # type: ignore[misc]
         self.guarded_lanes = frozenset(self.lanes) - {Lane.ROWS}
         self._stopped = False
-        self._states: dict[Path, tuple[int, int, int]] = {}
+        self._states: dict[TableName, dict[Path, State]] = {}
 
     def stop(self) -> None:
         self._stopped = True
@@ -59,10 +60,10 @@ class FileSource(Source):
     def _files(self, request: ReadRequest) -> Sequence[Path]:
         if request.table is None or request.where is not None:
             raise SourceError("source: files have no query and no where", permanent=True)
-        found = self._place.find(request.table)
-        for path in found:
-            self._states.setdefault(path, state(path))
-        return found
+        if request.table not in self._states:
+            found = self._place.find(request.table)
+            self._states[request.table] = {path: state(path) for path in found}
+        return list(self._states[request.table])
 
     # What there is
 
@@ -79,24 +80,39 @@ class FileSource(Source):
             return self._place.tables()
 
     def snapshot(self) -> None:
-        """The files are taken as they were when they were described."""
+        """The files must still be as they were described, before anything is done to the sink."""
+        with self._errors():
+            self._unchanged()
 
     # The rows
 
     def read(self, request: ReadRequest, part: Part, lane: Lane) -> Iterator[Batch]:
-        with self._errors():
+        with self._errors(), self._watched():
             paths = self._files(request)
             yield from self._place.format.read(paths, request, lane, self._check)
-            self._unchanged(paths)
 
     def count(self, request: ReadRequest) -> int:
-        with self._errors():
-            paths = self._files(request)
-            found = self._place.format.count(paths, self._check)
-            self._unchanged(paths)
-        return found
+        with self._errors(), self._watched():
+            return self._place.format.count(self._files(request), self._check)
 
-    def _unchanged(self, paths: Sequence[Path]) -> None:
-        for path in paths:
-            if state(path) != self._states[path]:
-                raise SourceError(f"source: {path} was changed while it was read")
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Raises SourceError naming a file that is another by now, before and after its rows."""
+        self._unchanged()
+        try:
+            yield
+        except Exception:
+            # Whatever a changed file was taken for: that it was changed is why.
+            self._unchanged()
+            raise
+        self._unchanged()
+
+    def _unchanged(self) -> None:
+        for states in self._states.values():
+            for path, described in states.items():
+                try:
+                    what = "" if state(path) == described else "changed"
+                except FileNotFoundError:
+                    what = "removed"
+                if what:
+                    raise SourceError(f"source: {path} was {what} while the run was at work")
