@@ -184,6 +184,9 @@ def _opened(path: Path) -> Any:
         return pq.ParquetFile(path)
     except pa.ArrowException:
         raise BadFile(f"{path}: is no Parquet file") from None
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def _page(record: pa.RecordBatch, names: Sequence[str]) -> Batch:

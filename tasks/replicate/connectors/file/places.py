@@ -114,6 +114,15 @@ def _real(path: Path) -> Path:
     return path.resolve() if path.is_symlink() else path
 
 
+def trouble(error: OSError, path: Path) -> str:
+    """What to say of an error of the file system at work on ``path``.
+
+    The error names a file where it was opened, not where it was written, nor where Arrow did it.
+    """
+    why = os.strerror(error.errno) if error.errno else str(error)
+    return f"{error.filename or path}: {why}"
+
+
 def state(path: Path) -> State:
     """What tells that a file was changed or replaced."""
     found = path.stat()

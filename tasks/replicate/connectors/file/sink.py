@@ -28,7 +28,7 @@ from tasks.replicate.connector import (
 )
 from tasks.replicate.connectors.file.fence import Fence
 from tasks.replicate.connectors.file.formats import BadFile, BadValue, cell_of_text
-from tasks.replicate.connectors.file.places import NoTable, Place, State, identity, state
+from tasks.replicate.connectors.file.places import NoTable, Place, State, identity, state, trouble
 
 # Staging, and what a commit will put in the target's place: by job, fence and run.
 _HIDDEN = re.compile(r"\.claimcheck_(?:stage|new)\.([0-9A-Za-z]+)\.(\d+)\.[0-9A-Za-z]+\.")
@@ -65,21 +65,26 @@ class FileSink(Sink):
             raise SinkError("sink: stopped")
 
     @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self, table: TableName) -> Iterator[Path]:
+        """The table's file; what goes wrong with it is raised as SinkError."""
+        path = self._place.path
         try:
-            yield
+            path = self._place.target(table)
+            yield path
         except (BadFile, BadValue, NoTable) as error:
             raise SinkError(f"sink: {error}", permanent=True) from None
         except OSError as error:
-            raise SinkError(f"sink: {error.filename}: {error.strerror}") from None
+            raise SinkError(f"sink: {trouble(error, path)}") from None
 
     # What there is
 
     def describe(self, table: TableName) -> Relation | None:
-        with self._errors():
-            path = self._place.target(table)
+        with self._errors(table) as path:
             if path in self._created:
                 return self._created[path]
+            if (unsuitable := _no_file(path)) is not None:
+                # Before it is opened: a pipe would wait for its other end.
+                raise BadFile(unsuitable)
             if not path.exists():
                 return None
             try:
@@ -109,8 +114,8 @@ class FileSink(Sink):
             path = self._place.target(load.table)
         except NoTable as error:
             return [str(error)]
-        if path.exists() and not path.is_file():
-            return [f"{path} is no file: name another table"]
+        if (unsuitable := _no_file(path)) is not None:
+            return [unsuitable]
         if not os.access(path.parent, os.W_OK | os.X_OK):
             return [
                 f"{path.parent} must be writable for this worker (a new file is written beside the "
@@ -121,8 +126,7 @@ class FileSink(Sink):
     def create(
         self, table: TableName, columns: Sequence[Column], key: Sequence[str], dialect: str
     ) -> None:
-        with self._errors():
-            path = self._place.target(table)
+        with self._errors(table) as path:
             format_ = self._place.format
             made = Relation(format_.new_columns(columns), named=format_.named)
             if path in self._blank:
@@ -162,8 +166,8 @@ class FileSink(Sink):
     # The fence
 
     def begin(self, load: Load) -> None:
-        with self._errors():
-            self._fence = Fence(self._place.target(load.table).parent)
+        with self._errors(load.table) as path:
+            self._fence = Fence(path.parent)
             try:
                 self._fence.enter(load, self._check)
             except BaseException:
@@ -183,7 +187,7 @@ class FileSink(Sink):
                 _sync(path.parent)
             self._fence.done(self._load)
         except OSError as error:
-            raise CommitUnknown(f"sink: {error.filename}: {error.strerror}") from None
+            raise CommitUnknown(f"sink: {trouble(error, path)}") from None
         finally:
             self._new = self._load = None
             self._fence.leave()
@@ -198,20 +202,20 @@ class FileSink(Sink):
             self._fence.leave()
 
     def settle(self, load: Load) -> bool:
-        with self._errors():
-            return Fence(self._place.target(load.table).parent).settled(load, self._check)
+        with self._errors(load.table) as path:
+            return Fence(path.parent).settled(load, self._check)
 
     # The data
 
     def truncate(self, load: Load) -> None:
         assert load.relation is not None
-        with self._errors():
+        with self._errors(load.table):
             self._sweep(load)
             self._new = self._hidden(load, "new")
             self._place.format.create(self._new, load.relation)
 
     def stage(self, load: Load) -> None:
-        with self._errors():
+        with self._errors(load.table):
             self._sweep(load)
 
     def _sweep(self, load: Load) -> None:
@@ -232,31 +236,31 @@ class FileSink(Sink):
         return path.with_name(f".claimcheck_{what}.{name}.{path.name}")
 
     def write(self, load: Load, batches: Iterable[Batch], *, staging: bool) -> int:
-        with self._errors():
+        with self._errors(load.table):
             path = self._hidden(load, "stage" if staging else "new")
             if not staging:
                 self._new = path
         assert load.relation is not None
-        with self._errors():
+        with self._errors(load.table):
             writer = self._place.format.writer(path, load.relation, load.columns)
         written = 0
         try:
             # Errors of the batches themselves are not ours to tell.
             for batch in batches:
                 self._check()
-                with self._errors():
+                with self._errors(load.table):
                     written += writer.write(batch)
         except BaseException:
             with contextlib.suppress(Exception):
                 writer.close()
             raise
-        with self._errors():
+        with self._errors(load.table):
             written += writer.close()
             _sync(path)
         return written
 
     def publish(self, load: Load) -> Counts:
-        with self._errors():
+        with self._errors(load.table):
             self._new = self._hidden(load, "stage")
             return Counts(inserted=self._place.format.count([self._new], self._check))
 
@@ -266,7 +270,7 @@ class FileSink(Sink):
         return self._new or self._place.target(load.table)
 
     def count(self, load: Load) -> int:
-        with self._errors():
+        with self._errors(load.table):
             return self._place.format.count([self._arrived(load)], self._check)
 
     def scan(self, load: Load) -> Iterator[Batch]:
@@ -278,12 +282,19 @@ class FileSink(Sink):
         )
         request = ReadRequest(table=load.table, columns=columns, fetch_size=PAGE)
         types = [plan.source.type for plan in load.columns]
-        with self._errors():
+        with self._errors(load.table):
             paths = [self._arrived(load)]
             for batch in self._place.format.read(paths, request, Lane.ROWS, self._check):
                 assert isinstance(batch.data, list)
                 rows = [tuple(map(cell_of_text, row, types)) for row in batch.data]
                 yield Batch(rows, batch.rows, batch.size)
+
+
+def _no_file(path: Path) -> str | None:
+    """Why a folder, a pipe, a socket or a device is no target, or None."""
+    if path.exists() and not path.is_file():
+        return f"{path} is no file: name another table"
+    return None
 
 
 def _loose(relation: Relation) -> Relation:

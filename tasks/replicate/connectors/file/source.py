@@ -18,7 +18,7 @@ from tasks.replicate.connector import (
     TableName,
 )
 from tasks.replicate.connectors.file.formats import BadFile, BadValue
-from tasks.replicate.connectors.file.places import NoTable, Place, State, identity, state
+from tasks.replicate.connectors.file.places import NoTable, Place, State, identity, state, trouble
 
 
 class FileSource(Source):
@@ -55,7 +55,7 @@ class FileSource(Source):
         except (BadFile, BadValue, NoTable) as error:
             raise SourceError(f"source: {error}", permanent=True) from None
         except OSError as error:
-            raise SourceError(f"source: {error.filename}: {error.strerror}") from None
+            raise SourceError(f"source: {trouble(error, self._place.path)}") from None
 
     def _files(self, request: ReadRequest) -> Sequence[Path]:
         if request.table is None or request.where is not None:
