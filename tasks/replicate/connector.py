@@ -249,6 +249,13 @@ class Sink(End):
 
         return fit(source.type, sink.type)
 
+    def orders(self, source: Column, sink: Column) -> bool:
+        """Whether a watermark sorts in ``sink`` as it does in ``source``, so that the newest of
+        several staged rows with one key can be told."""
+        from tasks.replicate.fits import ordered
+
+        return ordered(source.type, sink.type)
+
     @abstractmethod
     def refusals(self, load: Load) -> list[str]:
         """All that would make this load fail or do harm, each with the way out: rights, foreign

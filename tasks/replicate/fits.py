@@ -11,6 +11,8 @@ from tasks.replicate.connector import ColumnType, Fit, Guard, Kind
 
 _QUERY = "convert it at the source, such as in a query, where it is visible"
 _TIMES = frozenset({Kind.TIME, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
+_NUMBERS = frozenset({Kind.INTEGER, Kind.DECIMAL, Kind.FLOAT})
+_MOMENTS = frozenset({Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 _TEXTUAL = (
     frozenset({Kind.TEXT, Kind.JSON, Kind.UUID, Kind.OTHER, Kind.INTERVAL, Kind.DATE}) | _TIMES
 )
@@ -26,6 +28,12 @@ def fit(source: ColumnType, sink: ColumnType) -> Fit:
     """Whether cells of one type fit another, in the row lane."""
     guards = _guards(source, sink)
     return refusal(source, sink) if guards is None else Fit(guards=tuple(guards))
+
+
+def ordered(source: ColumnType, sink: ColumnType) -> bool:
+    """Whether a watermark's values sort in the sink's column as they do in the source's."""
+    kinds = {source.kind, sink.kind}
+    return kinds <= _NUMBERS or kinds <= _MOMENTS or source.name == sink.name
 
 
 def _guards(source: ColumnType, sink: ColumnType) -> list[Guard] | None:

@@ -108,6 +108,34 @@ def _paired(
     return theirs.columns[position]
 
 
+def _ranked(
+    spec: ReplicationSpec, sink: Sink, ours: Relation, theirs: Relation, columns: list[ColumnPlan]
+) -> list[str]:
+    """Why the sink could not tell the newest of several rows with one key.
+
+    Nothing where the source's own key keeps the rows apart by the sink's; a sink without a key has
+    a refusal of its own.
+    """
+    key = spec.sink.key or theirs.key
+    names = {column.source.name: column.sink.name for column in columns}
+    if not key or (ours.key and all(names.get(name) in key for name in ours.key)):
+        return []
+    found = next((c for c in columns if c.source.name == spec.watermark), None)
+    if found is not None and sink.orders(found.source, found.sink):
+        return []
+    several = f"the source may have several rows with one key ({', '.join(key)}), of which the"
+    if found is None:
+        return [
+            f"{several} newest counts, and the watermark {spec.watermark}, which tells it, is "
+            "generated at the sink: make it a plain column there"
+        ]
+    return [
+        f"column {found.sink.name}: {several} newest counts, and {found.sink.type.name} does not "
+        f"sort as {found.source.type.name} does: give the sink's column a type that does (a "
+        "number for a number, a time for a time), or read a table whose own key is the sink's"
+    ]
+
+
 def plan(
     spec: ReplicationSpec, source: Source, sink: Sink, ours: Relation, theirs: Relation
 ) -> Plan:
@@ -166,6 +194,8 @@ def plan(
                 f"column {name} of {table} is NOT NULL without a default and the source has no "
                 "such column: give it a default, allow NULL, or add it to the source"
             )
+    if spec.mode == "incremental" and not problems and ours.column(spec.watermark or ""):
+        problems += _ranked(spec, sink, ours, theirs, columns)
     if not columns and not problems:
         problems.append(f"no column of the source can be written to {table}")
     refuse(problems)

@@ -17,7 +17,13 @@ from dispatch.context import BoundDatasource, Outcome, RunContext
 from tasks.replicate import modes
 
 # What some tests need and the oldest servers lack. A server that lacks it refuses the statement.
-NEWER = {"xid8": 130000, "begin atomic": 140000, "multirange": 140000, "numeric(5,-2)": 150000}
+NEWER = {
+    "xid8": 130000,
+    "drop expression": 130000,
+    "begin atomic": 140000,
+    "multirange": 140000,
+    "numeric(5,-2)": 150000,
+}
 
 
 @dataclass

@@ -22,6 +22,7 @@ from typing import Any
 import psycopg
 import pytest
 from mysql_kit import a_database as mysql_database
+from mysql_kit import connect as mysql_connect
 from replication_kit import Database, Job, definition, fresh_database
 
 from dispatch.context import HandlerFailure
@@ -118,6 +119,22 @@ def engines(
             return Place("file", {"path": str(place), "format": engine})
 
         yield make
+
+
+def told(end: Place, statement: str) -> Any:
+    """Run a statement in a database, and return the rows it gives."""
+    url = end.config["url"]
+    made: Any
+    if end.connector == "sqlite":
+        made = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+    elif end.connector == "mysql":
+        made = mysql_connect(url.rpartition("/")[2])
+    else:
+        made = psycopg.connect(url, autocommit=True)
+    with contextlib.closing(made):
+        cursor = made.cursor()
+        cursor.execute(statement)
+        return cursor.fetchall() if cursor.description else ()
 
 
 def copied(source: Place, sink: Place, mode: str = "complete", **more: Any) -> Any:
@@ -379,3 +396,31 @@ def test_a_time_that_no_clock_shows_is_refused_with_the_way_out(engines, native,
             copied(Place("mysql", made.config), there)
     assert caught.value.permanent
     assert value not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "natives", "arrives"),
+    [
+        ("postgresql", "sqlite", ("numeric", "DECIMAL TEXT"), False),
+        ("postgresql", "sqlite", ("numeric", "NUMERIC"), True),
+        ("postgresql", "mysql", ("int", "varchar(50)"), False),
+        ("postgresql", "mysql", ("int", "bigint"), True),
+        ("mysql", "postgresql", ("int", "text"), False),
+        ("mysql", "postgresql", ("int", "numeric"), True),
+        ("sqlite", "sqlite", ("integer", "text"), False),
+        ("sqlite", "sqlite", ("integer", "integer"), True),
+    ],
+)
+def test_the_newest_of_several_rows_with_one_key(engines, one, other, natives, arrives):
+    here, there = engines(one), engines(other)
+    told(here, f"create table t (id int, v int, u {natives[0]})")
+    told(here, "insert into t values (1, 1, 8), (1, 3, 10), (1, 2, 9)")
+    told(there, f"create table t (id int not null primary key, v int, u {natives[1]})")
+    options = {"watermark": "u", "create": False, "verify": None}
+    if not arrives:
+        with pytest.raises(SinkError, match=r"column u: .* of which the newest counts"):
+            copied(here, there, "incremental", **options)
+        assert not told(there, "select v from t")
+        return
+    copied(here, there, "incremental", **options)
+    assert [int(row[0]) for row in told(there, "select v from t")] == [3]

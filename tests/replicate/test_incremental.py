@@ -530,3 +530,58 @@ def test_an_index_that_cannot_find_rows_is_named_with_the_reason(
         job(mode, writes={"key": key} if key else {}, **more).run()
     assert " w " not in str(caught.value)
     assert " v " not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "native"),
+    [("9", "10", "int"), ("9.5", "10.5", "numeric"), ("2026-11-01", "12026-11-01", "date")],
+)
+@pytest.mark.parametrize("reads", ["table", "query"])
+def test_a_sink_that_sorts_the_watermark_otherwise_does_not_tell_the_newest(
+    source: Database, sink: Database, job: Make, old: str, new: str, native: str, reads: str
+) -> None:
+    source.execute(f"create table t (id int, name text, u {native})")
+    source.execute("insert into t values (1, 'older', %s), (1, 'newest', %s)", old, new)
+    sink.execute("create table t (id int primary key, name text, u text)")
+    task = job("incremental", watermark="u", lag=0)
+    if reads == "query":
+        source.execute("create table o (id int primary key)")
+        query = {"query": "select * from t"}
+        task = job("incremental", None, "public.t", watermark="u", lag=0, reads=query)
+    why = rf"nothing was changed: column u: .* one key \(id\).* text does not sort as {native}"
+    with pytest.raises(SinkError, match=why) as caught:
+        task.run()
+    assert caught.value.permanent
+    assert sink.value("select count(*) from t") == 0
+    sink.execute(f"alter table t alter u type {native} using null")
+    task.run()
+    assert sink.value("select name from t") == "newest"
+
+
+def test_a_key_of_the_source_that_is_the_sinks_leaves_nothing_to_tell(
+    source: Database, sink: Database, job: Make
+) -> None:
+    source.execute("create table t (a int, b int, name text, u int, primary key (a, b))")
+    source.execute("insert into t values (1, 1, 'one', 9), (1, 2, 'two', 10)")
+    sink.execute("create table t (a int, bb int, name text, u text, primary key (bb, a))")
+    task = job("incremental", watermark="u", writes={"columns": {"b": "bb"}})
+    task.run()
+    assert sink.value("select count(*) from t") == 2
+    sink.execute("truncate t; alter table t drop constraint t_pkey, add primary key (a)")
+    with pytest.raises(SinkError, match=r"one key \(a\)"):
+        task.run()
+
+
+def test_a_watermark_that_is_not_written_does_not_tell_the_newest(
+    source: Database, sink: Database, job: Make
+) -> None:
+    columns = "name text, v int, u int generated always as (v * 2) stored"
+    source.execute(f"create table t (id int, {columns})")
+    source.execute("insert into t values (1, 'newest', 2), (1, 'older', 1)")
+    sink.execute(f"create table t (id int primary key, {columns})")
+    task = job("incremental", watermark="u")
+    with pytest.raises(SinkError, match="watermark u, which tells it, is generated at the sink"):
+        task.run()
+    sink.execute("alter table t alter u drop expression")
+    task.run()
+    assert sink.value("select name from t") == "newest"

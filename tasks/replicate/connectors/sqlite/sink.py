@@ -87,6 +87,11 @@ class SQLiteSink(Sink):
             return Fit()
         return fit(source.type, sink.type)
 
+    def orders(self, source: Column, sink: Column) -> bool:
+        """A number that is kept as text sorts as one."""
+        digits = sink.type.kind is Kind.DECIMAL and sink.detail["affinity"] == "TEXT"
+        return not digits and super().orders(source, sink)
+
     def refusals(self, load: Load) -> list[str]:
         return preflight.refusals(self._session, load)
 
