@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 from psycopg import sql
 from replication_kit import Database, Job
+from support.waiting import until
 
 from dispatch.context import HandlerFailure
 from tasks.replicate import modes
@@ -72,6 +74,52 @@ def test_readers_see_one_content_and_never_wait(
     names = sink.execute("select indexname from pg_indexes where tablename = 't' order by 1")
     assert names == [("t_name_key",), ("t_pkey",)]
     assert sink.value("select count(*) from pg_class where relname ~ '^cc_stage'") == 0
+
+
+@pytest.mark.parametrize("way", ["delete", "diff"])
+@pytest.mark.parametrize("keyed", [True, False])
+def test_what_a_writer_has_not_committed_does_not_stay_beside_the_new_content(
+    source: Database, sink: Database, job: Make, way: str, keyed: bool
+) -> None:
+    for database in (source, sink):
+        database.execute("create table t (id int, version int)")
+        if keyed or way == "diff":
+            database.execute("alter table t add primary key (id)")
+    source.execute("insert into t select i, 2 from generate_series(1, 100) i")
+    task = job("complete-atomic", atomic=way, verify="checksum")
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(sink.url) as writer:
+        writer.execute("insert into t values (-1, 1)")
+        ran = pool.submit(task.run)
+        until(
+            "the run to wait for the writer",
+            lambda: sink.execute(
+                "select pid from pg_locks where not granted and relation = 't'::regclass"
+            ),
+        )
+        assert sink.value("select count(*) from t") == 0, "a reader does not wait"
+        writer.commit()
+        ran.result(timeout=30)
+    assert sink.execute("select count(*), min(id) from t") == [(100, 1)]
+
+
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize("way", ["delete", "diff"])
+def test_statistics_that_are_gathered_meanwhile_lock_nothing_forever(
+    sink: Database, job: Make, way: str
+) -> None:
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(sink.url) as other:
+        other.execute("analyze t")
+        ran = pool.submit(job("complete-atomic", atomic=way).run)
+        until(
+            "the run to wait for analyze",
+            lambda: sink.execute(
+                "select pid from pg_locks where not granted and relation = 't'::regclass"
+            ),
+        )
+        other.execute("insert into t values (-1, 1, 'other')")
+        other.commit()
+        ran.result(timeout=30)
+    assert sink.execute("select min(id), min(version) from t") == [(1, 2)]
 
 
 @pytest.mark.usefixtures("filled")

@@ -132,6 +132,23 @@ def test_a_wait_for_a_lock_at_the_sink_stops__R_K2(
 
 
 @pytest.mark.usefixtures("tables")
+def test_a_wait_for_a_writer_at_the_sink_stops__R_K2(
+    source: Database, sink: Database, job: Make
+) -> None:
+    context = job("complete-atomic").context()
+    with psycopg.connect(sink.url) as writer:
+        writer.execute("insert into t values (7)")
+        took = _stopped_after(
+            context,
+            lambda: bool(sink.value("select count(*) from pg_locks where not granted") > 0),
+        )
+        writer.commit()
+    assert took < 1.0
+    assert sink.execute("select id from t") == [(7,)]
+    assert context.warning is None
+
+
+@pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize("side", ["source", "sink"])
 @pytest.mark.parametrize("lane", [Lane.COPY_BINARY, Lane.ROWS])
 def test_a_frozen_backend_does_not_hold_the_run__R_K2(

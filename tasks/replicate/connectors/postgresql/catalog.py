@@ -174,14 +174,20 @@ select pg_catalog.has_table_privilege(
   pg_catalog.to_regclass(%s), 'insert, update, delete, truncate')
 """
 _HOLD = sql.SQL("lock table {} in row exclusive mode")
+_HOLD_ALONE = sql.SQL("lock table {} in share row exclusive mode")
 
 
-def hold(connection: psycopg.Connection[Any], name: TableName) -> None:
+def hold(connection: psycopg.Connection[Any], name: TableName, *, alone: bool = False) -> None:
     """Until the transaction's end nobody alters the table, or gives it triggers; others may read
-    and write it. Nothing happens where there is no such table."""
+    it and, unless ``alone``, write it. Nothing happens where there is no such table.
+
+    To be asked once, before the table is touched: two sessions that each make a lock stronger
+    wait for each other.
+    """
     row = connection.execute(_MAY_LOCK, (quoted(name[-2:]),)).fetchone()
     if row and row[0]:
-        connection.execute(_HOLD.format(sql.Identifier(*name[-2:])))
+        statement = _HOLD_ALONE if alone else _HOLD
+        connection.execute(statement.format(sql.Identifier(*name[-2:])))
 
 
 def describe_table(connection: psycopg.Connection[Any], found: dict[str, Any]) -> Relation:

@@ -112,7 +112,9 @@ class PostgreSQLSink(Sink):
 
     def altered(self, load: Load) -> bool:
         with errors(SinkError, self._config):
-            catalog.hold(self._connection, load.table)
+            # What another session had not yet committed would stay beside the new content.
+            alone = load.how in ("delete", "diff")
+            catalog.hold(self._connection, load.table, alone=alone)
         return super().altered(load)
 
     # The fence
