@@ -585,3 +585,29 @@ def test_a_watermark_that_is_not_written_does_not_tell_the_newest(
     sink.execute("alter table t alter u drop expression")
     task.run()
     assert sink.value("select name from t") == "newest"
+
+
+@pytest.mark.parametrize("part", ["whole", "partition"])
+def test_an_unlogged_sink_is_warned_of_in_each_run(
+    source: Database, sink: Database, job: Make, part: str
+) -> None:
+    source.execute("create table t (id int primary key, u timestamptz default now())")
+    source.execute("insert into t values (1)")
+    if part == "whole":
+        sink.execute("create unlogged table t (id int primary key, u timestamptz)")
+    else:
+        sink.execute(
+            "create table t (id int primary key, u timestamptz) partition by range (id);"
+            "create unlogged table t_low partition of t for values from (0) to (9)"
+        )
+    name = "t" if part == "whole" else "t_low"
+    task = job("incremental", watermark="u")
+    for _ in range(2):
+        (warning,) = task.run().result["warnings"]
+        assert warning.startswith(f"{name} is unlogged: a crash")
+        assert "--reset-watermark" in warning
+    sink.execute(f"alter table {name} set logged")
+    assert "warnings" not in task.run().result
+    sink.execute(f"alter table {name} set unlogged")
+    whole = job("complete-atomic")
+    assert "warnings" not in whole.run().result

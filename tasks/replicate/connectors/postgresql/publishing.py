@@ -227,6 +227,16 @@ from (select max({column})::int8 as high from {target}) m, {relation} s
 where m.high is not null and (m.high > s.last_value or (m.high = s.last_value and not s.is_called))
 """)
 _ANALYZE = sql.SQL("analyze {}")
+# The table or a partition of it that a crash of the server empties.
+_UNLOGGED = """
+with recursive tree (oid) as (
+  select %s::oid
+  union
+  select i.inhrelid from pg_catalog.pg_inherits i join tree on i.inhparent = tree.oid
+)
+select c.oid::regclass::text from tree join pg_catalog.pg_class c on c.oid = tree.oid
+where c.relpersistence = 'u' and c.relkind = 'r' order by 1
+"""
 FINISH_SECONDS = 30.0
 """How long each statement that follows the commit waits for a lock, such as a vacuum's."""
 
@@ -250,4 +260,13 @@ def finish(connection: psycopg.Connection[Any], load: Load, *, analyze: bool) ->
             )
         if analyze:
             connection.execute(_ANALYZE.format(target(load)))
-    return []
+        if load.how != "merge":
+            return []
+        # After a crash the watermark stands, and the next run would bring the newest rows alone.
+        unlogged = connection.execute(_UNLOGGED, (load.relation.detail["oid"],)).fetchall()
+    return [
+        f"{name} is unlogged: a crash of the sink's server empties it, and later runs bring only "
+        "what is newer than the watermark. Let the job read everything again after one (job edit "
+        f"--reset-watermark), or alter table {name} set logged"
+        for (name,) in unlogged
+    ]
