@@ -83,9 +83,11 @@ def fresh_database(server: str, encoding: str | None = None) -> Iterator[Databas
     with psycopg.connect(server, autocommit=True) as admin:
         statement = sql.SQL("create database {}").format(sql.Identifier(name))
         if encoding is not None:
-            statement += sql.SQL(
-                " template template0 lc_collate 'C' lc_ctype 'C' encoding {}"
-            ).format(sql.Literal(encoding))
+            old = admin.info.server_version < 130000
+            locale = "lc_collate 'C' lc_ctype 'C'" if old else "locale 'C'"
+            statement += sql.SQL(f" template template0 {locale} encoding {{}}").format(
+                sql.Literal(encoding)
+            )
         admin.execute(statement)
         database = conninfo.make_conninfo(server, dbname=name)
         # Tests change tables between statements: nothing is prepared.
