@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tasks.replicate.connector import CommitUnknown, SinkError, SourceError
+from tasks.replicate.connectors import sockets
 from tasks.replicate.connectors.mysql import drivers, faults
 
 STOP_SECONDS = 0.4
@@ -250,10 +250,10 @@ class Session:
             self.cut()
 
     def cut(self) -> None:
-        """Shut the socket down, whoever waits on it; the server undoes what was not committed."""
+        """Break the connection off; the server undoes what was not committed."""
         self._broken = True
         with contextlib.suppress(OSError):
-            self._wire.shutdown(socket.SHUT_RDWR)
+            sockets.break_off(self._wire)
 
     def check(self) -> None:
         if self._stopped:

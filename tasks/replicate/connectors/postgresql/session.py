@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import socket
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from psycopg import conninfo, sql
 
 from dispatch.redaction import redact, secrets_of
 from tasks.replicate.connector import SinkError, SourceError
-from tasks.replicate.connectors import urls
+from tasks.replicate.connectors import sockets, urls
 
 SESSION = "session"
 POOLED = (
@@ -26,8 +25,6 @@ POOLED = (
 
 CONNECT_SECONDS = 10
 CANCEL_SECONDS = 0.3
-_RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER of no time: the last close of the socket resets the connection."""
 
 # Text must mean the same at both ends, a filter by row security must be an error and not a
 # hole in the data, and the job's own time limit is the only one.
@@ -119,10 +116,8 @@ def connect(config: Mapping[str, Any], *, name: str) -> psycopg.Connection[Any]:
 def interrupt(connection: psycopg.Connection[Any]) -> None:
     """End whatever blocks on the connection, for good.
 
-    The server is asked to cancel first, so that it stops at once; then the socket is shut down,
-    because a server that hangs does not answer. One that waits to send hears of it by a reset:
-    what arrived before may still be read, and a socket that is closed with nothing unread would
-    leave the server to wait for room, for a minute, with its locks.
+    The server is asked to cancel first, so that it stops at once; then the connection is broken
+    off, because a server that hangs does not answer.
     """
     if connection.closed:
         return
@@ -131,8 +126,7 @@ def interrupt(connection: psycopg.Connection[Any]) -> None:
     with contextlib.suppress(Exception):
         duplicate = os.dup(connection.fileno())
         with socket.socket(fileno=duplicate) as raw:
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            raw.shutdown(socket.SHUT_RDWR)
+            sockets.break_off(raw)
 
 
 def close(connection: psycopg.Connection[Any]) -> None:
