@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -25,34 +26,41 @@ def _job(source: Path, sink: Path, mode: str = "complete", **more: Any) -> Job:
     return Job(configs[0], configs[1], work, ("file", "file"))
 
 
-@pytest.fixture
-def full(tmp_path: Path) -> Iterator[Path]:
-    """A source of more bytes than a file may have."""
-    source = tmp_path / "many.csv"
-    dice = random.Random(1)
-    source.write_text("a\n" + "".join(f"{dice.randbytes(40).hex()}\n" for _ in range(5000)))
+@contextlib.contextmanager
+def full_disk(room: int) -> Iterator[None]:
+    """No file gets longer than ``room`` bytes. Not as a fixture: pytest prints before its end."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
     try:
-        yield source
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """A source of some 400 kB."""
+    source = tmp_path / "many.csv"
+    dice = random.Random(1)
+    source.write_text("a\n" + "".join(f"{dice.randbytes(40).hex()}\n" for _ in range(5000)))
+    return source
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_a_full_disk_is_told_with_the_sink_file(full, tmp_path, kind, mode):
+def test_a_full_disk_is_told_with_the_sink_file(many, tmp_path, kind, mode):
     sink = tmp_path / f"sink.{kind}"
-    with pytest.raises(SinkError) as caught:
-        _job(full, sink, mode, create=True).run()
+    job = _job(many, sink, mode, create=True)
+    with pytest.raises(SinkError) as caught, full_disk(64 * 1024):
+        job.run()
     assert str(caught.value) == f"sink: {sink}: File too large"
 
 
-def test_a_disk_that_is_full_before_the_first_row_is_told_with_the_sink_file(full, tmp_path):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+def test_a_disk_that_is_full_before_the_first_row_is_told_with_the_sink_file(many, tmp_path):
     sink = tmp_path / "sink.csv"
-    with pytest.raises(SinkError) as caught:
-        _job(full, sink, create=True).run()
+    job = _job(many, sink, create=True)
+    with pytest.raises(SinkError) as caught, full_disk(0):
+        job.run()
     assert str(caught.value) == f"sink: {sink}: File too large"
 
 
