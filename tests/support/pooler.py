@@ -26,16 +26,25 @@ def pooled(database: str, mode: str = "transaction", size: int = 2) -> Iterator[
     """The conninfo of ``database`` through a PgBouncer of ``size`` server connections."""
     found = program()
     assert found is not None
-    given = conninfo.conninfo_to_dict(database)
+    # As it is connected: what ``database`` leaves out, libpq fills in, and PgBouncer would not.
+    with psycopg.connect(database) as connection:
+        server = connection.info
+        name, user = server.dbname, server.user
+        given = conninfo.make_conninfo(
+            "",
+            host=server.host,
+            port=server.port,
+            dbname=name,
+            user=user,
+            password=server.password or None,
+        )
     folder = Path(tempfile.mkdtemp(prefix="cc-pool-"))
     folder.chmod(0o755)
     port = free_port()
-    password = f" password={given['password']}" if given.get("password") else ""
-    (folder / "users").write_text(f'"{given["user"]}" ""\n')
+    (folder / "users").write_text(f'"{user}" ""\n')
     (folder / "pgbouncer.ini").write_text(
         f"""[databases]
-{given["dbname"]} = host={given.get("host") or "127.0.0.1"} port={given.get("port") or 5432} \
-user={given["user"]}{password}
+{name} = {given}
 [pgbouncer]
 listen_addr = 127.0.0.1
 listen_port = {port}
@@ -52,9 +61,7 @@ logfile =
         # It refuses to run as root.
         command[1:1] = ["-u", "nobody" if getpass.getuser() == "root" else getpass.getuser()]
     running = start(command, folder / "log", LD_LIBRARY_PATH=os.environ.get("LD_LIBRARY_PATH", ""))
-    through = conninfo.make_conninfo(
-        "", host="127.0.0.1", port=port, user=given["user"], dbname=given["dbname"]
-    )
+    through = conninfo.make_conninfo("", host="127.0.0.1", port=port, user=user, dbname=name)
 
     def answers() -> bool:
         assert running.process.poll() is None, running.output()
