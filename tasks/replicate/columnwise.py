@@ -1,9 +1,8 @@
 """Guards over a whole column of a batch at once, for the common case that all is well.
 
-Looking at each value in Python costs more than moving it. Here a column passes by a few
-calls that loop in C: its types, its extremes, or the shapes of its values, which are the values
-with every digit made a 0. A column of times has a handful of shapes however many rows there are,
-so that one translation and a set replace a pattern over all its characters.
+A column passes by its types, its extremes or the shapes of its values. A column of times has a
+handful of shapes however many rows there are, so that one translation and a set replace a pattern
+over all its characters.
 
 What does not pass is looked at value by value by :mod:`tasks.replicate.guards`, which decides; so
 a check here may be stricter than the guard, never laxer.
@@ -11,18 +10,15 @@ a check here may be stricter than the guard, never laxer.
 
 from __future__ import annotations
 
-import functools
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
-from tasks.replicate.connector import Cell, Guard
+from tasks.replicate.batch import BETWEEN, Cell, Side
+from tasks.replicate.shapes import Guard
 
 # Zeros would be no numbers where they lead.
 _ONES = str.maketrans("023456789", "111111111")
-# No JSON document has this character in it.
-_SEPARATOR = "\x1e"
-_ZEROS = str.maketrans("123456789", "000000000")
 
 _DAY = "0000-00-00"
 _CLOCK = "00:00:00"
@@ -42,37 +38,13 @@ _WITH_SECONDS = frozenset({"time", "timestamp", "timestamptz", "timetz"})
 _PART = re.compile(r"\.|\d[eE]")
 
 
-class Side:
-    """The values of one column in a batch; what a check works out of them serves the next."""
-
-    def __init__(self, values: Sequence[Cell]) -> None:
-        kinds = set(map(type, values))
-        if type(None) in kinds:
-            kinds.discard(type(None))
-            values = [value for value in values if value is not None]
-        self._kinds = kinds
-        self.present = values
-
-    def passes(self, guard: Guard) -> bool:
-        """Whether every value surely passes the guard and stays as it is."""
-        if len(self._kinds) != 1:
-            return not self._kinds
-        (kind,) = self._kinds
-        found = _CHECKS.get((guard.name, kind))
-        return found is not None and found(self, guard.argument, guard.second)
-
-    @functools.cached_property
-    def lines(self) -> str:
-        """Texts, one on a line."""
-        return "\n".join(self.present)  # type: ignore[arg-type]
-
-    @functools.cached_property
-    def shapes(self) -> set[str]:
-        """The different shapes of the texts. One with a line break in it is none of a guard's."""
-        shapes = set(self.lines.translate(_ZEROS).split("\n"))
-        if self.lines.count("\n") != len(self.present) - 1:
-            shapes.add("\n")
-        return shapes
+def passes(side: Side, guard: Guard) -> bool:
+    """Whether every value surely passes the guard and stays as it is."""
+    if len(side.kinds) != 1:
+        return not side.kinds
+    (kind,) = side.kinds
+    found = _CHECKS.get((guard.name, kind))
+    return found is not None and found(side, guard.argument, guard.second)
 
 
 Check = Callable[[Side, int | None, int | None], bool]
@@ -100,11 +72,11 @@ def _exact(side: Side, bits: int | None, _: int | None) -> bool:
 
 
 def _without_parts(side: Side, digits: int | None, _: int | None) -> bool:
-    return digits in (None, 6) and _PART.search(side.lines) is None
+    return digits in (None, 6) and _PART.search(side.joined) is None
 
 
 def _unpadded(side: Side, _: int | None, __: int | None) -> bool:
-    return " \n" not in side.lines and not side.lines.endswith(" ")
+    return f" {BETWEEN}" not in side.joined and not side.joined.endswith(" ")
 
 
 def _always(side: Side, _: int | None, __: int | None) -> bool:
@@ -112,7 +84,7 @@ def _always(side: Side, _: int | None, __: int | None) -> bool:
 
 
 def _no_nul(side: Side, _: int | None, __: int | None) -> bool:
-    return "\0" not in side.lines
+    return "\0" not in side.joined
 
 
 def _shaped(pattern: str, *, seconds: bool = False) -> Check:
@@ -120,7 +92,7 @@ def _shaped(pattern: str, *, seconds: bool = False) -> Check:
     if seconds:
         # A shape does not tell second 60, which is none.
         return lambda side, _, __: (
-            all(map(whole.fullmatch, side.shapes)) and ":60" not in side.lines
+            all(map(whole.fullmatch, side.shapes)) and ":60" not in side.joined
         )
     return lambda side, _, __: all(map(whole.fullmatch, side.shapes))
 
@@ -137,7 +109,7 @@ def _fraction(side: Side, digits: int | None, _: int | None) -> bool:
     if digits is None or not any(map(re.compile(rf"\.\d{{{digits + 1}}}").search, side.shapes)):
         return True
     # Zeros behind the last digit that counts are none.
-    return re.search(rf"\.\d{{{digits}}}\d*[1-9]", side.lines) is None
+    return re.search(rf"\.\d{{{digits}}}\d*[1-9]", side.joined) is None
 
 
 class _Doubled(Exception):
@@ -165,18 +137,18 @@ def _whole_documents(texts: Collection[Cell]) -> bool:
 
 
 def _distinct_keys(side: Side, _: int | None, __: int | None) -> bool:
-    together = _SEPARATOR.join(side.present)  # type: ignore[arg-type]
-    if "\\" not in together:
+    if "\\" not in side.joined:
         # Documents that a program wrote are often alike but for their numbers. (With an escape in
         # it, one key can be spelt in two ways.)
-        alike = set(together.translate(_ONES).split(_SEPARATOR))
+        alike = set(side.joined.translate(_ONES).split(BETWEEN))
         if _whole_documents(alike):
             return True
     return _whole_documents(side.present)
 
 
 def _before_midnight(side: Side, _: int | None, __: int | None) -> bool:
-    return "\n24" not in f"\n{side.lines}" and _CHECKS["time", str](side, None, None)
+    none = f"{BETWEEN}24" not in f"{BETWEEN}{side.joined}"
+    return none and _CHECKS["time", str](side, None, None)
 
 
 _CHECKS: dict[tuple[str, type], Check] = {

@@ -46,16 +46,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from dispatch.context import HandlerFailure
+from tasks.replicate.batch import Batch, Cell, Row, Side
 from tasks.replicate.names import join_name
 from tasks.replicate.shapes import (
     ATOMIC_WAYS,
     DEFAULT_LAG_SECONDS,
     DEFAULT_LAG_UNITS,
     MODES,
-    Batch,
     Bound,
     Capabilities,
-    Cell,
     Column,
     ColumnPlan,
     ColumnType,
@@ -68,7 +67,6 @@ from tasks.replicate.shapes import (
     Part,
     ReadRequest,
     Relation,
-    Row,
     TableName,
 )
 
@@ -98,6 +96,7 @@ __all__ = [
     "ReadRequest",
     "Relation",
     "Row",
+    "Side",
     "Sink",
     "SinkError",
     "Source",

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from dispatch.context import RunContext
 from tasks.replicate.connector import Batch, End, Load, Sink, SinkError, Source, was_altered
+from tasks.replicate.garbage import rarely_collected
 
 E = TypeVar("E", bound=End)
 
@@ -25,16 +26,17 @@ def reading(source: Source, batches: Iterator[Batch]) -> Iterator[Iterator[Batch
     A source whose work is Python's own (:attr:`Source.reads_ahead`) does it in a thread, while
     this one waits for the sink's server.
     """
-    try:
-        if source.reads_ahead:
-            with _ahead(batches) as found:
-                yield found
-        else:
-            yield batches
-    finally:
-        end = getattr(batches, "close", None)
-        if end is not None:
-            end()
+    with rarely_collected():
+        try:
+            if source.reads_ahead:
+                with _ahead(batches) as found:
+                    yield found
+            else:
+                yield batches
+        finally:
+            end = getattr(batches, "close", None)
+            if end is not None:
+                end()
 
 
 @contextmanager

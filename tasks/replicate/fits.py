@@ -7,12 +7,11 @@ user writes into a query is no longer silent).
 
 from __future__ import annotations
 
-from tasks.replicate.connector import ColumnType, Fit, Guard, Kind
+from tasks.replicate.shapes import MOMENTS, ColumnType, Fit, Guard, Kind
 
 _QUERY = "convert it at the source, such as in a query, where it is visible"
 _TIMES = frozenset({Kind.TIME, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 _NUMBERS = frozenset({Kind.INTEGER, Kind.DECIMAL, Kind.FLOAT})
-_MOMENTS = frozenset({Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 _TEXTUAL = (
     frozenset({Kind.TEXT, Kind.JSON, Kind.UUID, Kind.OTHER, Kind.INTERVAL, Kind.DATE}) | _TIMES
 )
@@ -33,7 +32,7 @@ def fit(source: ColumnType, sink: ColumnType) -> Fit:
 def ordered(source: ColumnType, sink: ColumnType) -> bool:
     """Whether a watermark's values sort in the sink's column as they do in the source's."""
     kinds = {source.kind, sink.kind}
-    return kinds <= _NUMBERS or kinds <= _MOMENTS or source.name == sink.name
+    return kinds <= _NUMBERS or kinds <= MOMENTS or source.name == sink.name
 
 
 def _guards(source: ColumnType, sink: ColumnType) -> list[Guard] | None:

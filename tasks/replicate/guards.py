@@ -13,10 +13,9 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
-from operator import itemgetter
 
-from tasks.replicate.columnwise import Side
-from tasks.replicate.connector import Batch, Cell, ColumnPlan, Guard, SourceError
+from tasks.replicate.columnwise import passes
+from tasks.replicate.connector import Batch, Cell, ColumnPlan, Guard, Side, SourceError
 
 _INTEGER = re.compile(r"[+-]?\d+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -370,33 +369,31 @@ def guarded(batches: Iterable[Batch], columns: Sequence[ColumnPlan]) -> Iterator
         yield from batches
         return
     for batch in batches:
-        rows = batch.data
-        if isinstance(rows, bytes):
-            # In such a lane the source has applied them (Source.guarded_lanes).
+        if batch.in_bytes:
+            # The source has applied them (Source.guarded_lanes).
             yield batch
-            continue
-        changed: dict[int, Sequence[Cell]] = {}
-        for position, column in watched if rows else ():
-            before = list(map(itemgetter(position), rows))
-            values = _applied(column, before)
-            if values is not before:
-                changed[position] = values
-        if changed:
-            sides = list(zip(*rows, strict=True))
-            for position, values in changed.items():
-                sides[position] = tuple(values)
-            batch = Batch(list(zip(*sides, strict=True)), batch.rows, batch.size)
-        yield batch
+        else:
+            for share in batch.shares():
+                yield _guarded(share, watched)
 
 
-def _applied(column: ColumnPlan, values: Sequence[Cell]) -> Sequence[Cell]:
-    """The column's values behind its guards; the same sequence where nothing had to change."""
-    side = Side(values)
+def _guarded(batch: Batch, watched: Sequence[tuple[int, ColumnPlan]]) -> Batch:
+    """The batch behind the guards; the same where nothing had to change."""
+    changed: dict[int, Side] = {}
+    for position, column in watched if batch.rows else ():
+        before = batch.sides[position]
+        side = _applied(column, before)
+        if side is not before:
+            changed[position] = side
+    return batch.with_sides(changed) if changed else batch
+
+
+def _applied(column: ColumnPlan, side: Side) -> Side:
+    """The column behind its guards; the same where nothing had to change."""
     for guard in column.guards:
-        if not side.passes(guard):
-            values = _one_by_one(guard, values, column)
-            side = Side(values)
-    return values
+        if not passes(side, guard):
+            side = Side(_one_by_one(guard, side.values, column))
+    return side
 
 
 def _one_by_one(guard: Guard, values: Sequence[Cell], column: ColumnPlan) -> Sequence[Cell]:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-Cell = None | bool | int | float | str | bytes
-Row = tuple[Cell, ...]
 TableName = tuple[str, ...]
 """A table's name in parts, outermost first, each literal: ``("public", "My Orders")``."""
 
@@ -37,6 +35,9 @@ class Kind(StrEnum):
     UUID = "uuid"
     JSON = "json"
     OTHER = "other"
+
+
+MOMENTS = frozenset({Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 
 
 class Lane(StrEnum):
@@ -183,19 +184,6 @@ class Part:
 
     number: int
     bounds: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Batch:
-    """Some rows on their way: a list of rows of cells, or bytes of a lane, with their counts."""
-
-    data: list[Row] | bytes
-    rows: int
-    size: int
-    """Bytes as they count for progress and bandwidth; an estimate in the row lane."""
-    place: tuple[str, int] | None = None
-    """Of bytes in lines, where they are the first of a file: its name and the number of their first
-    line, so that a sink can tell where what it stumbles over stands."""
 
 
 @dataclass(frozen=True, slots=True)

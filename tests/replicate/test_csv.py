@@ -321,19 +321,43 @@ def test_records_longer_than_a_block_stay_whole(tmp_path: Path) -> None:
     assert all(chunk.count(b'"') % 2 == 0 for chunk in found)
 
 
+@settings(max_examples=1000)
 @given(
-    texts=st.lists(
-        st.tuples(st.text(alphabet='ab",\n\x1f', max_size=4), st.booleans()), min_size=1, max_size=5
-    )
-    | st.lists(st.tuples(st.text(alphabet='ab"', max_size=4), st.just(True)), min_size=1)
+    text=st.lists(
+        st.sampled_from(["a", '"', '""', '"""', '"a"', ",", ",", "\n", "\r", "\x1e", "\x1f", "N"]),
+        max_size=12,
+    ).map("".join),
+    width=st.integers(1, 3),
+    null=st.sampled_from(["", "N", "\x1f"]),
 )
-def test_fields_lose_their_quotes_and_nothing_else(texts):
-    written, wanted = [], []
-    for text, quoted in texts:
-        if quoted or set(text) & set('",\n'):
-            written.append('"' + text.replace('"', '""') + '"')
-            wanted.append(text)
-        else:
-            written.append(text)
-            wanted.append(None if text == "" else text)
-    assert csv_text.unquoted(written, "") == wanted
+def test_columns_are_what_is_read_letter_by_letter(text, width, null):
+    dialect = csv_text.Dialect(null=null)
+    text += "\n"
+    found = csv_text.columns(text, width, dialect, range(width))
+    if found is not None:
+        rows = csv_text.parse(text.encode(), None, dialect, Path("any"))
+        assert list(zip(*found, strict=True)) == rows
+        assert csv_text.columns(text, width, dialect, [width - 1]) == [found[-1]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1,x,\n2,,y\n",
+        '1,"{""k"": [1, 2]}",a\n2,"{""k"": []}",b\n',
+        '"1","x","a"\n"2","y, ""z""","\nb\r\n"\n',
+        '1,"x, y",a\n"2",,"b"\n',
+        '1,"",""\n2,"""a"" and b","""""c"\n',
+    ],
+)
+def test_usual_records_are_read_by_column(text):
+    dialect = csv_text.Dialect()
+    found = csv_text.columns(text, 3, dialect, range(3))
+    assert found is not None
+    rows = csv_text.parse(text.encode(), None, dialect, Path("any"))
+    assert list(zip(*found, strict=True)) == rows
+
+
+@pytest.mark.parametrize("text", ["1,2\n3", "1,2\n3,", "1\n2,3,4\n", "1,2\n\n", "\n1,2,3\n"])
+def test_no_records_of_another_width_are_read_by_column(text):
+    assert csv_text.columns(text, 2, csv_text.Dialect(), range(2)) is None

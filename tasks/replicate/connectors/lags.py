@@ -19,9 +19,9 @@ from tasks.replicate.connector import (
     Kind,
     SourceError,
 )
+from tasks.replicate.shapes import MOMENTS
 
 NUMBERS = frozenset({Kind.INTEGER, Kind.DECIMAL})
-TIMES = frozenset({Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 MOST_SECONDS = 36525 * 86400
 """A century: a longer lag is a slip of the pen."""
 # Wide enough for every engine's numbers: a bound that is rounded up would hide rows.
@@ -30,7 +30,7 @@ _EXACT = Context(prec=1000)
 
 def check(column: Column) -> None:
     """Refuse a column whose values have no order by which "newer" can be told."""
-    if column.type.kind not in NUMBERS | TIMES:
+    if column.type.kind not in NUMBERS | MOMENTS:
         raise SourceError(
             f"watermark {column.name} is {column.type.name}: it must be a number, a date or a "
             "timestamp that rises with each change",

@@ -1,10 +1,12 @@
-"""Breaking a server's connection from this side, whoever waits on it."""
+"""What a driver does not do with its connection's socket."""
 
 from __future__ import annotations
 
 import socket
 import struct
 
+ROOM = 1024 * 1024
+"""Bytes that a Unix socket may hold for a busy server; systems allow less as they see fit."""
 _NO_TIME = struct.pack("ii", 1, 0)
 
 
@@ -17,3 +19,13 @@ def break_off(wire: socket.socket) -> None:
     """
     wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_TIME)
     wire.shutdown(socket.SHUT_RDWR)
+
+
+def widen(wire: socket.socket) -> None:
+    """Let whoever sends a whole batch go on while the server still reads it.
+
+    A Unix socket holds about 200 KB and does not grow; a TCP connection's room does by itself, and
+    would no longer if it were set.
+    """
+    if wire.family == socket.AF_UNIX:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tasks.replicate.columnwise import Side, takes_any_text
+from tasks.replicate.columnwise import passes, takes_any_text
 from tasks.replicate.connector import (
     Batch,
     Cell,
@@ -19,6 +19,7 @@ from tasks.replicate.connector import (
     ReadRequest,
     Relation,
     Row,
+    Side,
 )
 from tasks.replicate.connectors.file import csv_text
 from tasks.replicate.connectors.file.csv_text import Dialect
@@ -136,7 +137,7 @@ class CSV(Format):
 
     def _block(self, chunk: bytes, guards: _Guards, path: Path) -> Batch:
         """The bytes as they are, once they are known to be well formed and to pass the guards."""
-        rows = guards.apply_to_lines(chunk)
+        rows = guards.apply_by_column(chunk)
         if rows is not None:
             return Batch(chunk, rows, len(chunk))
         data, rows = csv_text.checked(chunk, self._dialect, path)
@@ -181,26 +182,21 @@ class _Guards:
         self._watched = [(i, plan) for i, plan in enumerate(columns) if _needed(plan)]
         self._dialect = dialect
         self._width = len(columns)
-        positions = [i for i, _ in self._watched]
-        self._picker = dialect.picker(positions, self._width) if positions else None
 
-    def apply_to_lines(self, chunk: bytes) -> int | None:
-        """The number of records, if each is a well-formed line; None where that is not known.
-
-        One pattern looks at a record's form and takes out its guarded fields.
-        """
-        if self._picker is None or b"\\.\n" in chunk:
+    def apply_by_column(self, chunk: bytes) -> int | None:
+        """The number of records, if they are well formed; None where that is not known."""
+        if not self._watched or b"\\.\n" in chunk:
             return None
-        # Behind the last line feed another line would seem to begin.
         try:
-            found = self._picker.findall(chunk[:-1].decode())
+            text = chunk.decode()
         except UnicodeDecodeError:
             return None
-        if len(found) != chunk.count(b"\n"):
+        wanted = [position for position, _ in self._watched]
+        sides = csv_text.columns(text, self._width, self._dialect, wanted)
+        if sides is None:
             return None
-        written = [found] if len(self._watched) == 1 else list(zip(*found, strict=True))
-        self._check([csv_text.unquoted(side, self._dialect.null) for side in written])
-        return len(found)
+        self._check(sides)
+        return len(sides[0])
 
     def apply(self, chunk: bytes, path: Path) -> None:
         """Raises SourceError naming the column of a value that does not pass."""
@@ -211,7 +207,7 @@ class _Guards:
     def _check(self, sides: Sequence[Sequence[Cell]]) -> None:
         for values, (_, plan) in zip(sides, self._watched, strict=True):
             side = Side(values)
-            if not all(map(side.passes, plan.guards)):
+            if not all(passes(side, guard) for guard in plan.guards):
                 cells: list[Row] = [(cell,) for cell in values]
                 for _batch in guarded([Batch(cells, len(cells), 0)], [plan]):
                     pass

@@ -8,8 +8,6 @@ of is refused.
 from __future__ import annotations
 
 import codecs
-import csv
-import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -53,15 +51,6 @@ class Dialect:
     def records(self, *, lines: bool) -> re.Pattern[bytes]:
         """Any number of well-formed records; with ``lines`` none that goes on over a line feed."""
         return _records(self.delimiter, "\n" if lines else "")
-
-    def picker(self, positions: Sequence[int], width: int) -> re.Pattern[str]:
-        """A well-formed record of ``width`` fields; some of them, as they are written, are groups.
-
-        Where there are as many of these as line feeds, each record is one line.
-        """
-        field = rf'(?:"(?:[^"]++|"")*+"|[^"{re.escape(self.delimiter)}\r\n]*+)'
-        parts = [f"({field})" if place in positions else field for place in range(width)]
-        return re.compile("^" + re.escape(self.delimiter).join(parts) + "$", re.MULTILINE)
 
 
 @cache
@@ -190,28 +179,6 @@ def _matches(pattern: re.Pattern[bytes], chunk: bytes) -> bool:
     return found is not None and found.end() == len(chunk)
 
 
-_BETWEEN = "\x1f"
-_QUOTED_BETWEEN = f'"{_BETWEEN}"'
-
-
-def unquoted(side: Sequence[str], null: str) -> list[str | None]:
-    """Fields as they are written, as text; without quotes NULL may be among them."""
-    together = _BETWEEN.join(side)
-    if '"' not in together:
-        if null not in side:
-            return list(side)
-    elif together.count(_QUOTED_BETWEEN) == len(side) - 1 == together.count(_BETWEEN) and (
-        together[0] == together[-1] == '"'
-    ):
-        # All are quoted, as documents are: a few calls that loop in C.
-        plain = together[1:-1].replace(_QUOTED_BETWEEN, _BETWEEN).replace('""', '"')
-        return list(plain.split(_BETWEEN))
-    return [
-        field[1:-1].replace('""', '"') if field[:1] == '"' else None if field == null else field
-        for field in side
-    ]
-
-
 def header(path: Path, dialect: Dialect) -> list[str]:
     """The names in the first record, or names by number where the file has no header."""
     for chunk in chunks(path, dialect):
@@ -239,48 +206,104 @@ def parse(chunk: bytes, width: int | None, dialect: Dialect, path: Path) -> list
         text = chunk.decode()
     except UnicodeError:
         raise BadFile(f"{path}: is not all UTF-8; name its encoding") from None
-    if '"' not in text:
-        rows = _split(text, dialect, path)
-    elif '""' not in text and "\r" not in text:
-        rows = _read(text, dialect, path)
-    else:
-        rows = _match(text, dialect, path)
+    if width is not None:
+        sides = columns(text, width, dialect, range(width))
+        if sides is not None:
+            return list(zip(*sides, strict=True))
+    if "\r" in text and '"' not in text:
+        raise BadFile(f"{path}: a carriage return stands outside of quotes")
+    rows = _match(text, dialect, path)
     if width is not None and any(len(row) != width for row in rows):
         wrong = next(len(row) for row in rows if len(row) != width)
         raise BadFile(f"{path}: a record has {wrong} fields, and the file {width} columns")
     return rows
 
 
-def _split(text: str, dialect: Dialect, path: Path) -> list[Row]:
-    """Records without a quote."""
-    if "\r" in text:
-        raise BadFile(f"{path}: a carriage return stands outside of quotes")
+# Two characters that hardly any text has: a field in quotes, and two quotes that are one in it.
+_QUOTED, _DOUBLED = "\x1f", "\x1e"
+
+
+def columns(
+    text: str, width: int, dialect: Dialect, wanted: Sequence[int]
+) -> list[Sequence[str | None]] | None:
+    """These columns of whole records that have ``width`` fields each.
+
+    None where a few calls that loop in C do not tell what the text says, or that it is malformed.
+    """
+    if {_QUOTED, _DOUBLED} & set(dialect.delimiter + dialect.null):
+        return None
+    found = _without_quotes(text)
+    if found is None:
+        return None
+    bare, quoted = found
     delimiter, null = dialect.delimiter, dialect.null
-    lines = text.split("\n")
-    lines.pop()
-    fields = [line.split(delimiter) for line in lines]
-    return _with_nulls(fields, null)
+    fields = bare.replace("\n", f"\n{delimiter}").split(delimiter)
+    # Each line feed stands at a field's end. Where the last fields of records have all of them,
+    # and each one, no record has another width.
+    ends = "".join(fields[width - 1 :: width]).split("\n")
+    records = len(ends) - 1
+    if len(fields) != records * width + 1 or fields[-1] or bare.count("\n") != records:
+        return None
+    ends.pop()
+    sides: list[Sequence[str | None]] = [fields[i:-1:width] for i in range(width - 1)]
+    sides.append(ends)
+    for position in wanted:
+        if null in sides[position]:
+            sides[position] = [None if field == null else field for field in sides[position]]
+    if (quoted or _DOUBLED in bare) and not _fill(sides, bare, quoted):
+        return None
+    return [sides[position] for position in wanted]
 
 
-def _read(text: str, dialect: Dialect, path: Path) -> list[Row]:
-    """Records with quotes, but none that are doubled: so '' and NULL look different."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=dialect.delimiter, strict=True)
-    try:
-        fields = list(reader)
-    except csv.Error:
-        return _match(text, dialect, path)
-    if any('"' in field for row in fields for field in row) or (
-        dialect.null != "" and dialect.null in text
-    ):
-        return _match(text, dialect, path)
-    return _with_nulls([row or [""] for row in fields], dialect.null)
+def _without_quotes(text: str) -> tuple[str, list[str]] | None:
+    """The text with :data:`_QUOTED` for each field in quotes, and these fields."""
+    if _QUOTED in text or _DOUBLED in text:
+        return None
+    if '"' not in text:
+        return (text, []) if "\r" not in text else None
+    parts = text.replace('""', _DOUBLED).split('"')
+    outside, quoted = parts[::2], parts[1::2]
+    if len(outside) == len(quoted):
+        return None
+    bare = _QUOTED.join(outside)
+    if "\r" in bare:
+        return None
+    if f"{_DOUBLED}{_QUOTED}" in bare:
+        # Three quotes: the first one opens the field, the others are one in it.
+        for i, part in enumerate(outside[:-1]):
+            if part.endswith(_DOUBLED):
+                outside[i] = part.rstrip(_DOUBLED)
+                quoted[i] = part[len(outside[i]) :] + quoted[i]
+        bare = _QUOTED.join(outside)
+    # All at once, since none of them has the character between them.
+    return bare, _QUOTED.join(quoted).replace(_DOUBLED, '"').split(_QUOTED) if quoted else []
 
 
-def _with_nulls(fields: list[list[str]], null: str) -> list[Row]:
-    return [
-        tuple([None if field == null else field for field in row]) if null in row else tuple(row)
-        for row in fields
+def _fill(sides: list[Sequence[str | None]], bare: str, quoted: list[str]) -> bool:
+    """Put the fields that were in quotes in their places; False where one is no whole field."""
+    if _DOUBLED in bare:
+        empty = [side.count(_DOUBLED) for side in sides]
+        if sum(empty) != bare.count(_DOUBLED):
+            return False
+        for position, count in enumerate(empty):
+            if count:
+                sides[position] = ["" if field == _DOUBLED else field for field in sides[position]]
+    counts = [side.count(_QUOTED) for side in sides]
+    if sum(counts) != len(quoted):
+        return False
+    places = [position for position, count in enumerate(counts) if count]
+    if all(counts[position] == len(sides[position]) for position in places):
+        for number, position in enumerate(places):
+            sides[position] = quoted[number :: len(places)]
+        return True
+    rest = iter(quoted)
+    rows = [
+        [next(rest) if field == _QUOTED else field for field in row]
+        for row in zip(*(sides[position] for position in places), strict=True)
     ]
+    for position, side in zip(places, zip(*rows, strict=True), strict=True):
+        sides[position] = side
+    return True
 
 
 def _match(text: str, dialect: Dialect, path: Path) -> list[Row]:

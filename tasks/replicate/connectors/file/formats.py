@@ -23,7 +23,7 @@ from tasks.replicate.connector import (
 )
 
 NAMES = ("csv", "jsonl", "parquet")
-BLOCK = 64 * 1024
+BLOCK = 256 * 1024
 """Bytes of a text file that are looked at together: few enough that what a socket holds keeps the
 sink busy meanwhile."""
 

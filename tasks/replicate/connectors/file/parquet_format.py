@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 
 from tasks.replicate.connector import (
     Batch,
-    Cell,
     Column,
     ColumnPlan,
     Fit,
@@ -197,8 +196,7 @@ def _page(record: pa.RecordBatch, names: Sequence[str]) -> Batch:
         ]
     except BadValue as error:
         raise BadFile(str(error)) from None
-    rows: list[tuple[Cell, ...]] = list(zip(*sides, strict=True))
-    return Batch(rows, len(rows), record.nbytes)
+    return Batch.of_columns(sides, record.num_rows, record.nbytes)
 
 
 class _ParquetWriter(Writer):
@@ -232,12 +230,12 @@ class _ParquetWriter(Writer):
             self._rest.append(batch.data)
             self._rest_size += len(batch.data)
             return self._take_csv(last=False) if self._rest_size >= CSV_BYTES else 0
-        if not batch.data:
+        if not batch.rows:
             return 0
-        sides = list(zip(*batch.data, strict=True))
+        sides = [side.values for side in batch.sides]
         made = arrow_types.arrays(self._schema, self._names, sides)
         self._add(pa.RecordBatch.from_arrays(made, schema=self._schema))
-        return len(batch.data)
+        return batch.rows
 
     def _take_csv(self, *, last: bool) -> int:
         """Whole records of what has come, read column by column by Arrow."""

@@ -238,13 +238,13 @@ class MySQLSink(Sink):
 
     def scan(self, load: Load) -> Iterator[Batch]:
         columns = [plan.sink for plan in load.columns]
-        cells = values.reader(columns)
+        conversions = values.conversions(columns)
         wanted = ", ".join(
             types.read_as(column).format(f"t.{identifier(column.name)}") for column in columns
         )
         statement = Publication(self._session, load).landed(wanted)
         for page in self._session.pages(statement, PAGE):
-            yield Batch(cells(page), len(page), 0)
+            yield Batch.of_rows(page, conversions)
 
 
 def _schema(load: Load) -> str:

@@ -24,6 +24,7 @@ from tasks.replicate.connectors import lags
 from tasks.replicate.connectors.mysql import catalog, faults, mentions, sqlmodes, types, values
 from tasks.replicate.connectors.mysql.session import Session, identifier, literal
 from tasks.replicate.names import join_name
+from tasks.replicate.shapes import MOMENTS
 
 _SELECT = "select {columns} {source}"
 _FROM_TABLE = "from {table}"
@@ -127,11 +128,9 @@ class MySQLSource(Source):
             types.read_as(column).format(identifier(column.name)) for column in columns
         )
         statement = _SELECT.format(columns=wanted, source=_from(request, None))
-        cells = values.reader(columns)
+        conversions = values.conversions(columns)
         for page in self._session.pages(statement, request.fetch_size):
-            rows = cells(page)
-            size = len(repr(rows[:10])) * len(rows) // min(len(rows), 10)
-            yield Batch(rows, len(rows), size)
+            yield Batch.of_rows(page, conversions)
         for _, code, text in self._session.rows(_WARNINGS):
             if int(code) in _CUT:
                 raise SourceError(
@@ -181,6 +180,6 @@ def _since(request: ReadRequest, column: Column | None) -> str:
         return format(Decimal(request.since), "f")
     if kind is Kind.DATE:
         return literal(request.since[:10])
-    if kind in lags.TIMES:
+    if kind in MOMENTS:
         return literal(lags.instant(request.since).isoformat(" ", "seconds"))
     return literal(request.since)

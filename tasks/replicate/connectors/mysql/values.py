@@ -12,28 +12,27 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
-from tasks.replicate.connector import Column, ColumnPlan, Kind, Row, SinkError
+from tasks.replicate.batch import Convert
+from tasks.replicate.connector import Batch, Column, ColumnPlan, Kind, Side, SinkError
 from tasks.replicate.connectors.mysql import types
 
-Side = Sequence[Any]
 _NEWEST_YEAR = 2155
 
 # Reading
 
 
-def reader(columns: Sequence[Column]) -> Callable[[Sequence[tuple[Any, ...]]], list[Row]]:
-    """What turns fetched rows into rows of cells: a moment gets its offset, all else is right."""
-    moments = [i for i, column in enumerate(columns) if column.type.kind is Kind.TIMESTAMPTZ]
-    if not moments:
-        return list
+def conversions(columns: Sequence[Column]) -> dict[int, Convert]:
+    """What makes cells of fetched values, by position: a moment gets its offset, all else is
+    right."""
+    return {
+        position: _with_offset
+        for position, column in enumerate(columns)
+        if column.type.kind is Kind.TIMESTAMPTZ
+    }
 
-    def read(rows: Sequence[tuple[Any, ...]]) -> list[Row]:
-        sides: list[Side] = list(zip(*rows, strict=True))
-        for position in moments:
-            sides[position] = [None if v is None else v + "+00" for v in sides[position]]
-        return list(zip(*sides, strict=True))
 
-    return read
+def _with_offset(value: str) -> str:
+    return value + "+00"
 
 
 # Writing
@@ -175,6 +174,12 @@ def _converter(column: Column) -> Callable[[Any], Any]:
     return kinds.get(column.type.kind, _text)
 
 
+_UNCHANGED: dict[Convert, frozenset[type]] = {
+    _text: frozenset({str}),
+    _octets: frozenset({bytes}),
+}
+
+
 class Writer:
     """Turns batches of cells into columns of text and bytes; SinkError names the column."""
 
@@ -182,26 +187,21 @@ class Writer:
         self.columns = [plan.sink for plan in columns]
         self._converters = [_converter(column) for column in self.columns]
 
-    def sides(self, batch: list[Row]) -> list[Side]:
+    def sides(self, batch: Batch) -> list[Side]:
         """The batch's columns: each value None, text or bytes, checked."""
-        found: list[Side] = []
-        for position, side in enumerate(zip(*batch, strict=True)):
-            found.append(self._checked(position, side))
-        return found
+        return [self._checked(position, side) for position, side in enumerate(batch.sides)]
 
     def _checked(self, position: int, side: Side) -> Side:
         column, convert = self.columns[position], self._converters[position]
-        present = set(map(type, side))
+        whole = side.present is side.values
         try:
-            if type(None) in present and not column.nullable:
+            if not whole and not column.nullable:
                 raise ValueError("is NULL, which the column does not allow")
-            if convert is _text and present <= {str, type(None)}:
+            if side.kinds <= _UNCHANGED.get(convert, frozenset()):
                 return side
-            if convert is _octets and present <= {bytes, type(None)}:
-                return side
-            if convert is _number and present == {int}:
-                return list(map(str, side))
-            return [None if value is None else convert(value) for value in side]
+            if whole and convert is _number and side.kinds == {int}:
+                return Side(list(map(str, side.values)))
+            return Side([None if value is None else convert(value) for value in side.values])
         except ValueError as error:
             raise SinkError(
                 f"column {column.name}: a value {error} ({column.type.name})", permanent=True

@@ -107,6 +107,8 @@ def connect(config: Mapping[str, Any], *, name: str) -> psycopg.Connection[Any]:
         # What answers for the server gives a number of its own for the session.
         if row and row[0] != connection.info.backend_pid and config.get("pooler") != SESSION:
             raise urls.UnusableURL(POOLED)
+        with _wire(connection) as wire:
+            sockets.widen(wire)
     except BaseException:
         connection.close()
         raise
@@ -123,10 +125,13 @@ def interrupt(connection: psycopg.Connection[Any]) -> None:
         return
     with contextlib.suppress(Exception):
         connection.cancel_safe(timeout=CANCEL_SECONDS)
-    with contextlib.suppress(Exception):
-        duplicate = os.dup(connection.fileno())
-        with socket.socket(fileno=duplicate) as raw:
-            sockets.break_off(raw)
+    with contextlib.suppress(Exception), _wire(connection) as wire:
+        sockets.break_off(wire)
+
+
+def _wire(connection: psycopg.Connection[Any]) -> socket.socket:
+    """The connection's socket, to be closed; the connection keeps its own."""
+    return socket.socket(fileno=os.dup(connection.fileno()))
 
 
 def close(connection: psycopg.Connection[Any]) -> None:

@@ -20,12 +20,12 @@ from tasks.replicate.connector import (
     Relation,
     Sink,
     SinkError,
-    SourceError,
     TableName,
 )
 from tasks.replicate.connectors.postgresql import (
     catalog,
     checksums,
+    copytext,
     creation,
     fence,
     pairs,
@@ -185,11 +185,9 @@ class PostgreSQLSink(Sink):
             with errors(SinkError, self._config), self._connection.cursor() as cursor:
                 try:
                     with cursor.copy(statement) as copy:
-                        if load.lane is Lane.ROWS:
-                            _write_rows(copy, batches, load)
-                        else:
-                            for batch in places.noted(batches):
-                                copy.write(batch.data)  # type: ignore[arg-type]
+                        for batch in places.noted(batches):
+                            for block in _blocks(batch, load):
+                                copy.write(block)
                 except psycopg.DataError as error:
                     raise places.explained(error, self._config) from None
                 return cursor.rowcount
@@ -249,25 +247,8 @@ def _staging_name(load: Load) -> sql.Identifier:
     return staging.name(load)
 
 
-def _write_rows(copy: psycopg.Copy, batches: Iterable[Batch], load: Load) -> None:
-    # What Copy.write_row does, without a call for each row to do it.
-    formatted, send = copy.formatter.write_row, copy.writer.write
-    for batch in batches:
-        row: Any = ()
-        try:
-            for row in batch.data:
-                if data := formatted(row):
-                    send(data)
-        except psycopg.DataError:
-            # The driver refuses NUL in text, and does not say where.
-            for plan, cell in zip(load.columns, row, strict=True):
-                if isinstance(cell, str) and "\0" in cell:
-                    raise SourceError(
-                        f"column {plan.source.name}: a value holds a NUL character, which "
-                        "PostgreSQL's text cannot hold; remove it in a query",
-                        permanent=True,
-                    ) from None
-            raise
+def _blocks(batch: Batch, load: Load) -> Iterable[bytes]:
+    return (batch.data,) if isinstance(batch.data, bytes) else copytext.blocks(batch, load.columns)
 
 
 def _pages(connection: psycopg.Connection[Any], statement: sql.Composed) -> Iterator[Batch]:

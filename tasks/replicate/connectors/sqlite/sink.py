@@ -173,7 +173,7 @@ class SQLiteSink(Sink):
             assert isinstance(batch.data, list)
             if not batch.data:
                 continue
-            rows = writer.rows(batch.data)
+            rows = writer.rows(batch)
             try:
                 self._session.insert(statement, rows)
             except UnicodeError as error:
@@ -197,11 +197,11 @@ class SQLiteSink(Sink):
 
     def scan(self, load: Load) -> Iterator[Batch]:
         columns = [plan.sink for plan in load.columns]
-        cells = values.reader(columns)
+        conversions = values.conversions(columns)
         wanted = ", ".join(f"t.{identifier(column.name)}" for column in columns)
         statement = Publication(self._session, load).landed(wanted)
         for page in self._session.pages(statement, (), PAGE):
-            yield Batch(cells(page), len(page), 0)
+            yield Batch.of_rows(page, conversions)
 
 
 def _bare(table: TableName) -> str:

@@ -108,11 +108,9 @@ class SQLiteSource(Source):
         source, parameters = _from(request, None)
         names = ", ".join(identifier(column.name) for column in columns)
         statement = _SELECT.format(columns=names, source=source)
-        cells = values.reader(columns)
+        conversions = values.conversions(columns)
         for page in self._session.pages(statement, parameters, request.fetch_size):
-            rows = cells(page)
-            size = len(repr(rows[:10])) * len(rows) // min(len(rows), 10)
-            yield Batch(rows, len(rows), size)
+            yield Batch.of_rows(page, conversions)
 
     def count(self, request: ReadRequest) -> int:
         source, parameters = _from(request, None)

@@ -7,19 +7,18 @@ digits; NaN becomes NULL, and -0.0 becomes 0. What would not come back as it was
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from tasks.replicate.connector import Column, ColumnPlan, Kind, Row, SinkError
+from tasks.replicate.batch import Convert
+from tasks.replicate.connector import Batch, Column, ColumnPlan, Kind, Row, Side, SinkError
 
 _NUMERIC = re.compile(
     r"[ \t\n\v\f\r]*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[ \t\n\v\f\r]*", re.ASCII
 )
 _INFINITE = frozenset({"Infinity", "-Infinity"})
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
-
-Convert = Callable[[Any], Any]
 
 
 # Reading
@@ -40,23 +39,14 @@ def _decimal(value: Any) -> Any:
 _READ: dict[Kind, Convert] = {Kind.BOOLEAN: _boolean, Kind.DECIMAL: _decimal}
 
 
-def reader(columns: Sequence[Column]) -> Callable[[list[tuple[Any, ...]]], list[Row]]:
-    """What turns fetched rows into rows of cells. Values of other types than the column's stay."""
-    converted = [
-        (position, _READ[column.type.kind])
+def conversions(columns: Sequence[Column]) -> dict[int, Convert]:
+    """What makes cells of fetched values, by position. Values of other types than the column's
+    stay."""
+    return {
+        position: _READ[column.type.kind]
         for position, column in enumerate(columns)
         if column.type.kind in _READ
-    ]
-    if not converted:
-        return list
-
-    def read(rows: list[tuple[Any, ...]]) -> list[Row]:
-        sides: list[Sequence[Any]] = list(zip(*rows, strict=True))
-        for position, convert in converted:
-            sides[position] = [None if v is None else convert(v) for v in sides[position]]
-        return list(zip(*sides, strict=True))
-
-    return read
+    }
 
 
 # Writing
@@ -149,11 +139,11 @@ _WRITE: dict[str, Convert] = {
 }
 # Types whose cells can be stored in a column of that affinity without a look at each.
 _PLAIN: dict[str, frozenset[type]] = {
-    "TEXT": frozenset({str, bytes, type(None)}),
-    "REAL": frozenset({bytes, type(None)}),
-    "INTEGER": frozenset({bool, bytes, type(None)}),
-    "NUMERIC": frozenset({bool, bytes, type(None)}),
-    "BLOB": frozenset({str, bytes, bool, type(None)}),
+    "TEXT": frozenset({str, bytes}),
+    "REAL": frozenset({bytes}),
+    "INTEGER": frozenset({bool, bytes}),
+    "NUMERIC": frozenset({bool, bytes}),
+    "BLOB": frozenset({str, bytes, bool}),
 }
 
 
@@ -168,19 +158,16 @@ class Writer:
         self._columns = [plan.sink for plan in columns]
         self._binders = [_binder(column) for column in self._columns]
 
-    def rows(self, batch: list[Row]) -> list[Row]:
-        """The rows to bind; the same list where nothing had to be changed."""
-        sides: list[Sequence[Any]] = list(zip(*batch, strict=True))
-        changed = False
+    def rows(self, batch: Batch) -> list[Row]:
+        """The rows to bind."""
+        changed: dict[int, Side] = {}
         for position, (plain, convert, may_be_null) in enumerate(self._binders):
-            side = sides[position]
-            present = set(map(type, side))
-            whole = present == {int} and convert not in _NOT_WHOLE and _fits(side)
-            if whole or (present <= plain and (may_be_null or type(None) not in present)):
+            side = batch.sides[position]
+            whole = side.kinds == {int} and convert not in _NOT_WHOLE and _fits(side.present)
+            if (whole or side.kinds <= plain) and (may_be_null or side.present is side.values):
                 continue
-            sides[position] = self._bound(position, side, convert, may_be_null)
-            changed = True
-        return list(zip(*sides, strict=True)) if changed else batch
+            changed[position] = Side(self._bound(position, side.values, convert, may_be_null))
+        return (batch.with_sides(changed) if changed else batch).data  # type: ignore[return-value]
 
     def _bound(
         self, position: int, side: Sequence[Any], convert: Convert, may_be_null: bool
@@ -207,7 +194,7 @@ class Writer:
         return str(error)
 
 
-def _fits(side: Sequence[int]) -> bool:
+def _fits(side: Sequence[Any]) -> bool:
     return min(side) >= _SMALLEST and max(side) <= _LARGEST
 
 

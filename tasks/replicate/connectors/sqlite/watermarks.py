@@ -12,6 +12,7 @@ from typing import Any
 from tasks.replicate.connector import Bound, Column, Kind, ReadRequest, SourceError
 from tasks.replicate.connectors import lags
 from tasks.replicate.connectors.sqlite.session import Session, identifier
+from tasks.replicate.shapes import MOMENTS
 
 _GREATEST = "select max({column}) {source}"
 # Nothing lies above an infinite number.
@@ -86,7 +87,7 @@ def since(request: ReadRequest, column: Column | None) -> int | float | str:
         return float(request.since)
     if kind is Kind.DATE:
         return request.since[:10]
-    if kind in lags.TIMES:
+    if kind in MOMENTS:
         # Whole seconds, and the space that sorts before the letter T: never too high.
         return lags.instant(request.since).isoformat(" ", "seconds")
     return request.since
