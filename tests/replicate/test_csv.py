@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -361,3 +362,15 @@ def test_usual_records_are_read_by_column(text):
 @pytest.mark.parametrize("text", ["1,2\n3", "1,2\n3,", "1\n2,3,4\n", "1,2\n\n", "\n1,2,3\n"])
 def test_no_records_of_another_width_are_read_by_column(text):
     assert csv_text.columns(text, 2, csv_text.Dialect(), range(2)) is None
+
+
+def test_a_long_record_does_not_stand_in_memory_many_times() -> None:
+    text = ('"' + 'say ""hi"" ' * 1_000_000 + '",1\n').encode()
+    tracemalloc.start()
+    try:
+        (row,) = csv_text.parse(text, 2, csv_text.Dialect(), Path("any"))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert row == ('say "hi" ' * 1_000_000, "1")
+    assert peak < 4 * len(text)

@@ -221,6 +221,9 @@ def parse(chunk: bytes, width: int | None, dialect: Dialect, path: Path) -> list
 
 # Two characters that hardly any text has: a field in quotes, and two quotes that are one in it.
 _QUOTED, _DOUBLED = "\x1f", "\x1e"
+_MOST = 8 * BLOCK
+"""Characters that are read by column: what is longer is a long record, which would stand in memory
+half a dozen times."""
 
 
 def columns(
@@ -230,7 +233,7 @@ def columns(
 
     None where a few calls that loop in C do not tell what the text says, or that it is malformed.
     """
-    if {_QUOTED, _DOUBLED} & set(dialect.delimiter + dialect.null):
+    if len(text) > _MOST or {_QUOTED, _DOUBLED} & set(dialect.delimiter + dialect.null):
         return None
     found = _without_quotes(text)
     if found is None:
