@@ -9,12 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from dispatch.context import HandlerFailure, Outcome, RunContext, RunStopped
-from tasks.replicate import checksum, planner, registry
+from tasks.replicate import checksum, planner, registry, tables
 from tasks.replicate import parts as processes
 from tasks.replicate.connector import (
     Bound,
-    Column,
-    ColumnType,
     CommitUnknown,
     Connector,
     Counts,
@@ -104,10 +102,8 @@ class Replication:
     # Planning
 
     def _replicate(self, source: Source, sink: Sink) -> Outcome:
-        request = self._request()
-        ours = self._described(source, request)
-        if ours.blank is not None:
-            ours = replace(ours, columns=self._assumed(source, sink, ours.blank))
+        request = tables.request(self.spec, self.context.watermark)
+        ours = tables.described(self.spec, source, sink, request)
         planner.check_names(self.spec, planner.chosen(self.spec, ours))
         self.meter = Meter(self.context, ours.rows, bandwidth=self.spec.bandwidth)
         with self._target(sink, source, ours) as theirs:
@@ -126,48 +122,6 @@ class Replication:
                 counts = self._emptied(source, sink, request, load)
         return self._outcome(counts, bound, plan)
 
-    def _described(self, source: Source, request: ReadRequest) -> Relation:
-        """What the source has; an error of the user's own SQL names the key that it stands in."""
-        try:
-            return source.describe(request)
-        except SourceError as error:
-            if not error.permanent or (request.where is None and request.query is None):
-                raise
-            key = "source.query"
-            if request.where is not None:
-                # It is the table's fault, if it fails without the condition too.
-                source.describe(replace(request, where=None))
-                key = "source.where"
-            message = str(error).removeprefix("source: ")
-            raise SourceError(f"nothing was changed: {key}: {message}", permanent=True) from None
-
-    def _assumed(self, source: Source, sink: Sink, blank: ColumnType) -> tuple[Column, ...]:
-        """Columns for a source of no rows that knows none: those that the job names, or the sink's.
-
-        No value comes, so that what would not fit in the sink stops nothing.
-        """
-        chosen = self.spec.source.columns
-        if chosen is not None:
-            return tuple(Column(name, blank) for name in chosen)
-        table = split_name(self.spec.sink.table or "")
-        theirs = sink.describe(table)
-        if theirs is None or theirs.blank is not None:
-            raise SourceError(
-                "nothing was changed: the source holds no row, so that its columns are not known, "
-                f"and {join_name(table)} has none either: name them in source.columns",
-                permanent=True,
-            )
-        to = self.spec.sink.columns
-        if isinstance(to, tuple):
-            return tuple(Column(name, blank) for name in to)
-        back = {name: origin for origin, name in (to or {}).items()}
-        columns = [(Column(back.get(c.name, c.name), blank), c) for c in theirs.columns]
-        return tuple(
-            column
-            for column, target in columns
-            if not target.generated and sink.fit(column, target, source.dialect).refusal is None
-        )
-
     def _refuse_itself(
         self, source: Source, sink: Sink, request: ReadRequest, theirs: Relation
     ) -> None:
@@ -181,17 +135,6 @@ class Replication:
             planner.refuse(
                 [f"{self.spec.sink.table} is both source and sink: write to another table"]
             )
-
-    def _request(self) -> ReadRequest:
-        reads = self.spec.source
-        return ReadRequest(
-            table=None if reads.table is None else split_name(reads.table),
-            query=reads.query,
-            where=reads.where,
-            watermark=self.spec.watermark,
-            since=self.context.watermark if self.spec.mode == "incremental" else None,
-            fetch_size=self.spec.fetch_size,
-        )
 
     @contextlib.contextmanager
     def _target(self, sink: Sink, source: Source, ours: Relation) -> Iterator[Relation]:
@@ -208,7 +151,8 @@ class Replication:
                 "literal: case and spaces count); create it, or set create: true",
                 permanent=True,
             )
-        if self.spec.mode == "incremental" and not self._new_key(ours):
+        key = tables.new_key(self.spec, ours)
+        if self.spec.mode == "incremental" and not key:
             planner.refuse(
                 [
                     "incremental needs a key, and the source has none to make the sink's table "
@@ -216,7 +160,7 @@ class Replication:
                 ]
             )
         self.context.check_cancelled()
-        sink.create(table, self._new_columns(ours), self._new_key(ours), source.dialect)
+        sink.create(table, tables.new_columns(self.spec, ours), key, source.dialect)
         try:
             theirs = sink.describe(table)
             if theirs is None:
@@ -226,21 +170,6 @@ class Replication:
             if not self._kept:
                 sink.uncreate(table)
             raise
-
-    def _new_columns(self, ours: Relation) -> list[Any]:
-        columns = planner.chosen(self.spec, ours)
-        return [
-            replace(column, name=planner.sink_name(self.spec, i, column.name))
-            for i, column in enumerate(columns)
-        ]
-
-    def _new_key(self, ours: Relation) -> list[str]:
-        if self.spec.sink.key is not None:
-            return list(self.spec.sink.key)
-        names = [column.name for column in planner.chosen(self.spec, ours)]
-        if not ours.key or not set(ours.key) <= set(names):
-            return []
-        return [planner.sink_name(self.spec, names.index(name), name) for name in ours.key]
 
     def _load(self, theirs: Relation, plan: planner.Plan) -> Load:
         how = ""
