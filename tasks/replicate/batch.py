@@ -18,8 +18,6 @@ BETWEEN = "\x1e"
 """Stands between texts while one call looks at many; hardly any text has it in it."""
 _SHARE = 1024 * 1024
 """Bytes of a batch that is looked at as a whole, about."""
-_SAMPLE = 4
-"""Rows by which the size of all is estimated."""
 _ZEROS = str.maketrans("123456789", "000000000")
 
 
@@ -59,6 +57,16 @@ class Side:
         return BETWEEN.join(self.present) if found is None else found  # type: ignore[arg-type]
 
     @cached_property
+    def weight(self) -> int:
+        """Bytes that the values take in memory, about."""
+        try:
+            return sum(map(len, self.values))  # type: ignore[arg-type]
+        except TypeError:
+            if not self.kinds & {str, bytes}:
+                return 8 * len(self.values)
+        return sum(len(value) for value in self.values if isinstance(value, str | bytes))
+
+    @cached_property
     def shapes(self) -> set[str]:
         """The different shapes of texts that are not NULL: the texts, with each digit made a 0.
 
@@ -95,8 +103,8 @@ class Batch:
     def of_rows(cls, rows: Sequence[Row], conversions: Mapping[int, Convert] | None = None) -> Self:
         """Of rows as a driver fetched them, with what ``conversions`` make of the values that are
         not NULL in the columns at these positions."""
-        size = len(repr(rows[:_SAMPLE])) * len(rows) // max(1, min(len(rows), _SAMPLE))
-        batch = cls(list(rows), len(rows), size)
+        batch = cls(list(rows), len(rows), 0)
+        batch.size = batch.weight
         if not conversions:
             return batch
         return batch.with_sides(
@@ -140,19 +148,25 @@ class Batch:
             self._sides = list(map(Side, zip(*self._data, strict=True)))
         return self._sides
 
+    @property
+    def weight(self) -> int:
+        """Bytes that the values take in memory, about."""
+        return sum(side.weight for side in self.sides)
+
     def shares(self) -> Iterator[Self]:
         """The same rows in batches of which one can be looked at as a whole.
 
-        What is known of a column takes as much memory as its values; those of a large batch are
-        many, or long.
+        What is known of a column takes as much memory as its values, and the calls that find it
+        out let no other thread run meanwhile.
         """
-        count = max(1, self.rows * _SHARE // max(self.size, 1))
-        if self.rows <= count or isinstance(self._data, bytes):
+        if self.in_bytes or self.rows <= 1 or self.weight <= 2 * _SHARE:
             yield self
             return
-        for start in range(0, self.rows, count):
-            rows = self.data[start : start + count]
-            yield type(self)(rows, len(rows), self.size * len(rows) // self.rows)
+        step = max(1, self.rows * _SHARE // self.weight)
+        for start in range(0, self.rows, step):
+            rows = self.data[start : start + step]
+            # Long values may stand close together.
+            yield from type(self)(rows, len(rows), self.size * len(rows) // self.rows).shares()
 
     def with_sides(self, changed: Mapping[int, Side]) -> Self:
         """The same rows with other values in some columns."""

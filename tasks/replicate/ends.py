@@ -23,20 +23,25 @@ AHEAD = 4
 def reading(source: Source, batches: Iterator[Batch]) -> Iterator[Iterator[Batch]]:
     """A read that is ended with the block, before its source is closed, also where it failed.
 
-    A source whose work is Python's own (:attr:`Source.reads_ahead`) does it in a thread, while
-    this one waits for the sink's server.
+    Its batches come in shares that are not large. A source whose work is Python's own
+    (:attr:`Source.reads_ahead`) does it in a thread, while this one waits for the sink's server.
     """
     with rarely_collected():
         try:
             if source.reads_ahead:
                 with _ahead(batches) as found:
-                    yield found
+                    yield _in_shares(found)
             else:
-                yield batches
+                yield _in_shares(batches)
         finally:
             end = getattr(batches, "close", None)
             if end is not None:
                 end()
+
+
+def _in_shares(batches: Iterator[Batch]) -> Iterator[Batch]:
+    for batch in batches:
+        yield from batch.shares()
 
 
 @contextmanager

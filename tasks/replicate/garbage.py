@@ -21,7 +21,9 @@ def rarely_collected() -> Iterator[None]:
     and over costs a twelfth of the time. Blocks of several threads may overlap."""
     with _lock:
         _usual.append(_usual[0] if _usual else gc.get_threshold())
-        gc.set_threshold(OBJECTS, *_usual[0][1:])
+        often, *rest = _usual[0]
+        # 0 is never.
+        gc.set_threshold(max(often, OBJECTS) if often else 0, *rest)
     try:
         yield
     finally:

@@ -365,16 +365,9 @@ GUARDS: dict[str, Look] = {
 def guarded(batches: Iterable[Batch], columns: Sequence[ColumnPlan]) -> Iterator[Batch]:
     """The same batches with every guard applied; SourceError names the column that fails."""
     watched = [(i, column) for i, column in enumerate(columns) if column.guards]
-    if not watched:
-        yield from batches
-        return
     for batch in batches:
-        if batch.in_bytes:
-            # The source has applied them (Source.guarded_lanes).
-            yield batch
-        else:
-            for share in batch.shares():
-                yield _guarded(share, watched)
+        # To bytes the source has applied them (Source.guarded_lanes).
+        yield batch if batch.in_bytes else _guarded(batch, watched)
 
 
 def _guarded(batch: Batch, watched: Sequence[tuple[int, ColumnPlan]]) -> Batch:

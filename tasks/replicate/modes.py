@@ -55,8 +55,9 @@ def run(context: RunContext) -> Outcome:
     planner.refuse(refusals)
     try:
         return Replication(context, spec, source, sink).run()
-    except HandlerFailure:
-        # An end that was broken by a stop reports an error; the stop is the truth.
+    except Exception:
+        # An end that was broken by a stop reports an error, or its driver stumbles; the stop is
+        # the truth.
         context.check_cancelled()
         raise
 

@@ -131,10 +131,32 @@ def test_garbage_is_searched_as_before_once_no_rows_pass():
     assert gc.get_threshold() == before
 
 
-@given(rows=st.lists(st.tuples(st.integers()), max_size=20), size=st.integers(0, 10**8))
-def test_a_large_batch_is_looked_at_in_shares(rows, size):
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 10**5, 3 * 10**6]), max_size=12),
+    size=st.sampled_from([0, 1, 10**8]),
+)
+def test_a_large_batch_is_looked_at_in_shares_whatever_it_says_of_its_size(lengths, size):
+    rows = [(number, "x" * length) for number, length in enumerate(lengths)]
     shares = list(Batch(rows, len(rows), size).shares())
     assert [row for share in shares for row in share.data] == rows
     assert sum(share.rows for share in shares) == len(rows)
-    # No share is above the limit, but for a row that is.
-    assert all(share.rows == 1 or share.size <= 2**20 for share in shares if rows)
+    assert all(share.rows <= 1 or share.weight <= 2**21 for share in shares)
+    # Small rows stay together.
+    assert len(shares) <= 1 + 4 * sum(length > 1 for length in lengths)
+
+
+def test_the_weight_is_that_of_the_values():
+    rows = [(1, "abc", None, b"xy", 1.5), (None, "", "four", None, True)]
+    assert Batch.of_rows(rows).size == 16 + 3 + 4 + 2 + 16
+
+
+def test_a_collector_that_is_off_stays_off():
+    before = gc.get_threshold()
+    try:
+        for often, meanwhile in ((0, 0), (10**6, 10**6)):
+            gc.set_threshold(often)
+            with rarely_collected():
+                assert gc.get_threshold()[0] == meanwhile
+            assert gc.get_threshold()[0] == often
+    finally:
+        gc.set_threshold(*before)

@@ -75,7 +75,7 @@ def test_null_and_nothing_stay_two_values(tmp_path, text, rows):
     [
         (b'a,b\n5" disk,6" disk\n', "malformed"),
         (b'a,b\n"x"y,2\n', "malformed"),
-        (b'a,b\n"x,2\n', "inside a quoted field"),
+        (b'a,b\n1,2\n"x,2\n', "t.csv, line 3: a record ends inside a quoted field"),
         (b"a,b\n1,2,3\n", "a record has 3 fields, and the file 2 columns"),
         (b"a,b\n1,2\n\n", "a record has 1 fields"),
         (b"a,b\n1\r2,3\n", "carriage return"),
@@ -145,7 +145,7 @@ def test_any_text_is_read_letter_by_letter_alike_or_refused(tmp_path_factory, te
     try:
         chunks = list(csv_text.chunks(path, dialect))
         counted = sum(csv_text.checked(c, dialect, path)[1] for c in chunks)
-        rows = [row for c in chunks for row in csv_text.parse(c, None, dialect, path)]
+        rows = [row for c in chunks for row in csv_text.parse_carefully(c, None, dialect, path)]
     except BadFile:
         return
     assert counted == len(rows)
@@ -189,6 +189,60 @@ def test_guards_hold_in_the_byte_lane_too(tmp_path):
         (tmp_path / "t.csv").write_text('a,b\n1.25,"x"\n,\n')
     with Files().source({"path": str(tmp_path), "format": "csv"}) as source:
         assert sum(b.rows for b in source.read(request, Part(0), Lane.COPY_CSV)) == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "columns"),
+    [
+        ({"t-1.csv": "n,x,y\n1.234,a,b\n"}, ["n", "x"]),
+        ({"t-1.csv": "n,x\n1.234,a\n"}, ["x", "n"]),
+        ({"t-1.csv": "n,x\n1.23,a\n", "t-2.csv": "x,n\nb,1.234\n"}, ["n", "x"]),
+    ],
+)
+def test_guards_hold_where_the_columns_are_others_than_the_file_s(tmp_path, files, columns):
+    number = Column("n", ColumnType(Kind.DECIMAL, "numeric(4,2)", precision=4, scale=2))
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with Files().source({"path": str(tmp_path / "t-*.csv"), "format": "csv"}) as source:
+        request = request_for(source, "t")
+        plans = {plan.source.name: plan for plan in request.columns}
+        plans["n"] = ColumnPlan(plans["n"].source, number, guards=(Guard("scale", 4, 2),))
+        request = replace(request, columns=tuple(plans[name] for name in columns))
+        with pytest.raises(SourceError, match="column n: a value has more than 2 digits"):
+            list(source.read(request, Part(0), Lane.COPY_CSV))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"a,b\n1,2\n3\n4,5,6\n", "line 3: a record has 1 fields, and the file 2 columns"),
+        (b"a,b\n1,2\n3,\xff\n", "line 3: is not all UTF-8"),
+        (b'a,b\n"1\n2",2\n3,x"y"\n', "line 4: a record is malformed"),
+    ],
+)
+@pytest.mark.parametrize("lane", [Lane.ROWS, Lane.COPY_CSV])
+@pytest.mark.parametrize("block", [4, 100_000])
+def test_a_malformed_record_goes_in_no_lane(tmp_path, monkeypatch, text, says, lane, block):
+    monkeypatch.setattr(csv_text, "BLOCK", block)
+    (tmp_path / "t.csv").write_bytes(text)
+    with Files().source({"path": str(tmp_path), "format": "csv"}) as source:
+        request = request_for(source, "t")
+        with pytest.raises(SourceError, match=f"t.csv, {says}"):
+            list(source.read(request, Part(0), lane))
+
+
+def test_a_quote_that_is_not_closed_does_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_text, "LONGEST", 3 << 20)
+    monkeypatch.setattr(csv_text, "BLOCK", 1 << 16)
+    (tmp_path / "t.csv").write_text('a,b\n1,2\n3,"x\n' + "4,5\n" * 2_000_000)
+    with pytest.raises(SourceError, match="line 3: a record is longer than 3 MB; is a quote not"):
+        source_rows(tmp_path, (tmp_path / "t.csv").read_bytes())
+
+
+def test_a_first_record_of_many_lines_is_read_at_once(tmp_path):
+    long = "some words\n" * 200_000
+    found = source_rows(tmp_path, f'1,"{long}"\n2,b\n'.encode(), header=False)
+    assert found == [("1", long), ("2", "b")]
 
 
 def test_every_kind_has_a_text_and_is_compared_by_its_kind(tmp_path):
@@ -336,7 +390,7 @@ def test_columns_are_what_is_read_letter_by_letter(text, width, null):
     text += "\n"
     found = csv_text.columns(text, width, dialect, range(width))
     if found is not None:
-        rows = csv_text.parse(text.encode(), None, dialect, Path("any"))
+        rows = csv_text.parse_carefully(text.encode(), None, dialect, Path("any"))
         assert list(zip(*found, strict=True)) == rows
         assert csv_text.columns(text, width, dialect, [width - 1]) == [found[-1]]
 
@@ -349,13 +403,15 @@ def test_columns_are_what_is_read_letter_by_letter(text, width, null):
         '"1","x","a"\n"2","y, ""z""","\nb\r\n"\n',
         '1,"x, y",a\n"2",,"b"\n',
         '1,"",""\n2,"""a"" and b","""""c"\n',
+        '1,"""","x"\n2,5"",""""""\n'.replace('5""', "5"),
+        '1,"\x1f",a\x1eb\n2,"",c\n',
     ],
 )
 def test_usual_records_are_read_by_column(text):
     dialect = csv_text.Dialect()
     found = csv_text.columns(text, 3, dialect, range(3))
     assert found is not None
-    rows = csv_text.parse(text.encode(), None, dialect, Path("any"))
+    rows = csv_text.parse_carefully(text.encode(), None, dialect, Path("any"))
     assert list(zip(*found, strict=True)) == rows
 
 

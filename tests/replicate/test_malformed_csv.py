@@ -1,4 +1,4 @@
-"""What PostgreSQL finds wrong in the bytes of CSV files is told by file and line."""
+"""What is wrong in CSV files is told by file and line, also where PostgreSQL finds it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ def load(folder: Path, sink: Database, mode: str = "complete") -> Job:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (b"7,secret,secret\n", "extra data after last expected column"),
-        (b"7\n", 'missing data for column "name"'),
-        (b"7,secret\xff\n", 'invalid byte sequence for encoding "UTF8" '),
-        (b"7,secret\xe9 sec\n", 'invalid byte sequence for encoding "UTF8" '),
+        (b"7,secret,secret\n", "a record has 3 fields, and the file 2 columns"),
+        (b"7\n", "a record has 1 fields, and the file 2 columns"),
+        (b"7,secret\xff\n", "is not all UTF-8"),
+        (b"7,secret\xe9 sec\n", "is not all UTF-8"),
+        (b'7,sec"r"et\n', "a record is malformed"),
+        (b"7,secret\0\n", 'invalid byte sequence for encoding "UTF8" '),
     ],
 )
 @pytest.mark.parametrize("mode", ["complete", "complete-atomic"])
@@ -49,7 +51,7 @@ def test_the_line_is_the_file_s_where_the_header_has_several_lines(
 ) -> None:
     sink.execute('create table t (id int, name text, "a\nb" text)')
     (tmp_path / "t-1.csv").write_text('id,name,"a\nb"\n1,x,y\n2,x\n')
-    with pytest.raises(HandlerFailure, match=r"t-1\.csv, line 4: missing data"):
+    with pytest.raises(HandlerFailure, match=r"t-1\.csv, line 4: a record has 2 fields"):
         load(tmp_path, sink).run()
 
 

@@ -420,3 +420,15 @@ def test_decimal_of_python_is_never_a_cell(harness):
         cell = read_all(source, request)[0][0]
     assert isinstance(cell, str)
     assert Decimal(cell) == Decimal("1.25")
+
+
+def test_a_text_that_is_not_utf_8_is_refused_by_column_and_not_shown(harness):
+    harness.make("t", {"id": "integer", "v": "text"}, [(1, "x")])
+    with closing(sqlite3.connect(harness.path)) as file, file:
+        file.execute("insert into t values (2, cast(x'736563726574ff' as text))")
+    with SQLite().source(harness.config) as source:
+        request = request_for(source, "t")
+        with pytest.raises(SourceError, match="column v: a text is not valid UTF-8") as caught:
+            read_all(source, request)
+    assert caught.value.permanent
+    assert "secret" not in str(caught.value)

@@ -135,3 +135,17 @@ def test_a_run_that_is_stopped_after_its_commit_says_that_the_rows_are_there__R_
         modes.run(context)
     assert (1,) in sink.execute("select id from t")
     assert context.warning == modes.COMMITTED
+
+
+def test_a_driver_that_stumbles_over_its_broken_connection_is_a_stop__R_K2(
+    job: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = job("complete").context()
+
+    def broken(*given: Any, **named: Any) -> Any:
+        context.stop("cancelled")
+        raise AttributeError("'NoneType' object has no attribute 'sendall'")
+
+    monkeypatch.setattr(PostgreSQLSink, "write", broken)
+    with pytest.raises(RunStopped):
+        modes.run(context)

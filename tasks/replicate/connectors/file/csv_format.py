@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from tasks.replicate.columnwise import passes, takes_any_text
@@ -92,20 +93,30 @@ class CSV(Format):
             as_is = wanted == list(range(len(names)))
             guards = _Guards(request.columns, self._dialect)
             begun = False
-            for chunk, line in self._data(path):
+            for number, (chunk, line) in enumerate(self._data(path)):
                 check()
-                if lane is Lane.ROWS:
-                    yield from self._pages(chunk, names, wanted, request.fetch_size, path)
-                    continue
-                if as_is:
-                    batch = self._block(chunk, guards, path)
-                else:
-                    rows = self._rows(chunk, names, wanted, path)
-                    data = csv_text.written(rows, self._dialect).encode()
-                    batch = Batch(data, len(rows), len(data))
+                try:
+                    if lane is Lane.ROWS:
+                        yield from self._pages(chunk, names, wanted, request.fetch_size, path)
+                        continue
+                    if as_is:
+                        batch = self._block(chunk, guards, path)
+                    else:
+                        batch = self._rewritten(chunk, names, wanted, request.columns, path)
+                except csv_text.BadRecord as error:
+                    at = self._line(path, number) + error.line
+                    raise BadFile(f"{path}, line {at}: {error.what}") from None
                 if not begun:
                     batch.place, begun = (str(path), line), True
                 yield batch
+
+    def _line(self, path: Path, number: int) -> int:
+        """The line of the file on which this chunk of its data begins."""
+        chunks = islice(self._data(path), number + 1)
+        _, at = next(chunks)
+        for chunk, _ in islice(self._data(path), number):
+            at += chunk.count(b"\n")
+        return at
 
     def _data(self, path: Path) -> Iterator[tuple[bytes, int]]:
         """The records behind the header, and the line on which the first of all stands."""
@@ -143,6 +154,20 @@ class CSV(Format):
         data, rows = csv_text.checked(chunk, self._dialect, path)
         guards.apply(chunk, path)
         return Batch(data, rows, len(data))
+
+    def _rewritten(
+        self,
+        chunk: bytes,
+        names: Sequence[str],
+        wanted: Sequence[int],
+        columns: Sequence[ColumnPlan],
+        path: Path,
+    ) -> Batch:
+        """The wanted columns in the plan's order."""
+        rows = self._rows(chunk, names, wanted, path)
+        (batch,) = guarded([Batch(rows, len(rows), 0)], columns)
+        data = csv_text.written(batch.data, self._dialect).encode()  # type: ignore[arg-type]
+        return Batch(data, len(rows), len(data))
 
     def count(self, paths: Sequence[Path], check: Check) -> int:
         total = 0
@@ -185,24 +210,23 @@ class _Guards:
 
     def apply_by_column(self, chunk: bytes) -> int | None:
         """The number of records, if they are well formed; None where that is not known."""
-        if not self._watched or b"\\.\n" in chunk:
+        if b"\\.\n" in chunk:
             return None
         try:
             text = chunk.decode()
         except UnicodeDecodeError:
             return None
-        wanted = [position for position, _ in self._watched]
+        wanted = [position for position, _ in self._watched] or [0]
         sides = csv_text.columns(text, self._width, self._dialect, wanted)
         if sides is None:
             return None
-        self._check(sides)
+        self._check(sides[: len(self._watched)])
         return len(sides[0])
 
     def apply(self, chunk: bytes, path: Path) -> None:
-        """Raises SourceError naming the column of a value that does not pass."""
-        if self._watched:
-            records = csv_text.parse(chunk, self._width, self._dialect, path)
-            self._check([[record[i] for record in records] for i, _ in self._watched])
+        """Raises BadRecord, or SourceError naming the column of a value that does not pass."""
+        records = csv_text.parse_carefully(chunk, self._width, self._dialect, path)
+        self._check([[record[i] for record in records] for i, _ in self._watched])
 
     def _check(self, sides: Sequence[Sequence[Cell]]) -> None:
         for values, (_, plan) in zip(sides, self._watched, strict=True):

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,22 @@ from tasks.replicate.connector import Row
 from tasks.replicate.connectors.file.formats import BLOCK, BadFile
 
 BOM = codecs.BOM_UTF8
+_MALFORMED = (
+    "a record is malformed (a quote inside an unquoted field, text behind a closing quote, or a "
+    "carriage return outside of quotes)"
+)
+LONGEST = 256 * 1024 * 1024
+"""Bytes of one record. A quote that is not closed makes one of all that follows it."""
 _END = "\\."
 """On a line of its own PostgreSQL takes it for the end of the data."""
+
+
+class BadRecord(BadFile):
+    """A record is malformed. ``line`` is that of what was read together, from 0."""
+
+    def __init__(self, path: Path, line: int, what: str) -> None:
+        super().__init__(f"{path}, line {line + 1}: {what}")
+        self.line, self.what = line, what
 
 
 @dataclass(frozen=True)
@@ -92,7 +107,7 @@ def chunks(path: Path, dialect: Dialect) -> Iterator[bytes]:
 
 def _whole_records(path: Path, dialect: Dialect) -> Iterator[bytes]:
     held: list[bytes] = []
-    size = wanted = 0
+    size = wanted = passed = 0
     for block in blocks(path, dialect):
         held.append(block)
         size += len(block)
@@ -104,14 +119,26 @@ def _whole_records(path: Path, dialect: Dialect) -> Iterator[bytes]:
         held, size, wanted = [data[end:]], len(data) - end, 0 if end else 2 * size
         if end:
             yield data[:end]
+        elif size > LONGEST:
+            raise _unclosed(path, dialect, passed, f"is longer than {LONGEST >> 20} MB")
+        passed += end
     data = b"".join(held)
     end = last_end(data)
     if end:
         yield data[:end]
     if last := data[end:]:
         if last.count(b'"') % 2:
-            raise BadFile(f"{path}: ends inside a quoted field")
+            raise _unclosed(path, dialect, passed + end, "ends inside a quoted field")
         yield last + b"\n"
+
+
+def _unclosed(path: Path, dialect: Dialect, passed: int, how: str) -> BadFile:
+    """What to say of the record behind so many bytes, in UTF-8, that takes all that follows it."""
+    line = 1
+    for block in blocks(path, dialect):
+        line += block.count(b"\n", 0, max(passed, 0))
+        passed -= len(block)
+    return BadFile(f"{path}, line {line}: a record {how}; is a quote not closed, or one too many?")
 
 
 def last_end(data: bytes) -> int:
@@ -128,8 +155,10 @@ def last_end(data: bytes) -> int:
 
 def _first_line(chunk: bytes) -> bytes:
     position = chunk.find(b"\n")
-    while chunk.count(b'"', 0, position) % 2:
-        position = chunk.find(b"\n", position + 1)
+    quotes = chunk.count(b'"', 0, position)
+    while quotes % 2 and position >= 0:
+        before, position = position, chunk.find(b"\n", position + 1)
+        quotes += chunk.count(b'"', before, position)
     return chunk[: position + 1]
 
 
@@ -160,12 +189,10 @@ def checked(chunk: bytes, dialect: Dialect, path: Path) -> tuple[bytes, int]:
 
     Raises BadFile where one is malformed. What PostgreSQL would stop at is quoted.
     """
-    lines = _matches(dialect.records(lines=True), chunk)
-    if not lines and not _matches(dialect.records(lines=False), chunk):
-        raise BadFile(
-            f"{path}: a record is malformed (a quote inside an unquoted field, text behind a "
-            "closing quote, or a carriage return outside of quotes)"
-        )
+    lines = _well_formed(dialect.records(lines=True), chunk) == len(chunk)
+    end = len(chunk) if lines else _well_formed(dialect.records(lines=False), chunk)
+    if end < len(chunk):
+        raise BadRecord(path, chunk.count(b"\n", 0, end), _MALFORMED)
     count = chunk.count(b"\n") if lines else count_records(chunk)
     if b"\\.\n" in chunk:
         parts = chunk.split(b'"')
@@ -174,15 +201,16 @@ def checked(chunk: bytes, dialect: Dialect, path: Path) -> tuple[bytes, int]:
     return chunk, count
 
 
-def _matches(pattern: re.Pattern[bytes], chunk: bytes) -> bool:
+def _well_formed(pattern: re.Pattern[bytes], chunk: bytes) -> int:
+    """How far the pattern goes."""
     found = pattern.match(chunk)
-    return found is not None and found.end() == len(chunk)
+    return 0 if found is None else found.end()
 
 
 def header(path: Path, dialect: Dialect) -> list[str]:
     """The names in the first record, or names by number where the file has no header."""
     for chunk in chunks(path, dialect):
-        fields = parse(_first_line(chunk), None, dialect, path)[0]
+        fields = parse_carefully(_first_line(chunk), None, dialect, path)[0]
         if not dialect.header:
             return numbered(len(fields))
         names = ["" if name is None else str(name) for name in fields]
@@ -200,27 +228,36 @@ def numbered(count: int) -> list[str]:
     return [f"column_{number}" for number in range(1, count + 1)]
 
 
-def parse(chunk: bytes, width: int | None, dialect: Dialect, path: Path) -> list[Row]:
-    """The records of a chunk as rows of text and None."""
-    try:
-        text = chunk.decode()
-    except UnicodeError:
-        raise BadFile(f"{path}: is not all UTF-8; name its encoding") from None
-    if width is not None:
-        sides = columns(text, width, dialect, range(width))
-        if sides is not None:
-            return list(zip(*sides, strict=True))
-    if "\r" in text and '"' not in text:
-        raise BadFile(f"{path}: a carriage return stands outside of quotes")
-    rows = _match(text, dialect, path)
-    if width is not None and any(len(row) != width for row in rows):
-        wrong = next(len(row) for row in rows if len(row) != width)
-        raise BadFile(f"{path}: a record has {wrong} fields, and the file {width} columns")
+def parse(chunk: bytes, width: int, dialect: Dialect, path: Path) -> list[Row]:
+    """The records of a chunk as rows of text and None. Raises BadRecord."""
+    sides = columns(_decoded(chunk, path), width, dialect, range(width))
+    if sides is not None:
+        return list(zip(*sides, strict=True))
+    return parse_carefully(chunk, width, dialect, path)
+
+
+def parse_carefully(chunk: bytes, width: int | None, dialect: Dialect, path: Path) -> list[Row]:
+    """As ``parse``, field by field; it alone tells what is malformed. Without a width each record
+    may have its own."""
+    rows = _match(_decoded(chunk, path), dialect, path)
+    for number, row in enumerate(rows if width is not None else ()):
+        if len(row) != width:
+            before = sum(1 + sum(str(cell).count("\n") for cell in r) for r in rows[:number])
+            has = f"a record has {len(row)} fields, and the file {width} columns"
+            raise BadRecord(path, before, has)
     return rows
 
 
-# Two characters that hardly any text has: a field in quotes, and two quotes that are one in it.
-_QUOTED, _DOUBLED = "\x1f", "\x1e"
+def _decoded(chunk: bytes, path: Path) -> str:
+    try:
+        return chunk.decode()
+    except UnicodeDecodeError as error:
+        line = chunk.count(b"\n", 0, error.start)
+        raise BadRecord(path, line, "is not all UTF-8; name the file's encoding") from None
+
+
+# Of these, two that the text does not have stand for a field in quotes, and for two quotes in one.
+_MARKS = "\x1f\x1e\x1d\x1c\x02\x01"
 _MOST = 8 * BLOCK
 """Characters that are read by column: what is longer is a long record, which would stand in memory
 half a dozen times."""
@@ -233,9 +270,12 @@ def columns(
 
     None where a few calls that loop in C do not tell what the text says, or that it is malformed.
     """
-    if len(text) > _MOST or {_QUOTED, _DOUBLED} & set(dialect.delimiter + dialect.null):
+    used = dialect.delimiter + dialect.null
+    free = (mark for mark in _MARKS if mark not in text and mark not in used)
+    marks = tuple(islice(free, 2))
+    if len(text) > _MOST or len(marks) < 2:
         return None
-    found = _without_quotes(text)
+    found = _without_quotes(text, marks)
     if found is None:
         return None
     bare, quoted = found
@@ -253,45 +293,54 @@ def columns(
     for position in wanted:
         if null in sides[position]:
             sides[position] = [None if field == null else field for field in sides[position]]
-    if (quoted or _DOUBLED in bare) and not _fill(sides, bare, quoted):
+    if '"' in text and not _fill(sides, bare, quoted, marks):
         return None
     return [sides[position] for position in wanted]
 
 
-def _without_quotes(text: str) -> tuple[str, list[str]] | None:
-    """The text with :data:`_QUOTED` for each field in quotes, and these fields."""
-    if _QUOTED in text or _DOUBLED in text:
-        return None
+def _without_quotes(text: str, marks: tuple[str, ...]) -> tuple[str, list[str]] | None:
+    """The text with the first mark for each field in quotes, and these fields; the second mark
+    for two quotes that are outside of all, as in an empty field."""
+    field_mark, doubled_mark = marks
     if '"' not in text:
         return (text, []) if "\r" not in text else None
-    parts = text.replace('""', _DOUBLED).split('"')
+    parts = text.replace('""', doubled_mark).split('"')
     outside, quoted = parts[::2], parts[1::2]
     if len(outside) == len(quoted):
         return None
-    bare = _QUOTED.join(outside)
+    bare = field_mark.join(outside)
     if "\r" in bare:
         return None
-    if f"{_DOUBLED}{_QUOTED}" in bare:
+    if f"{doubled_mark}{field_mark}" in bare:
         # Three quotes: the first one opens the field, the others are one in it.
         for i, part in enumerate(outside[:-1]):
-            if part.endswith(_DOUBLED):
-                outside[i] = part.rstrip(_DOUBLED)
+            if part.endswith(doubled_mark):
+                outside[i] = part.rstrip(doubled_mark)
                 quoted[i] = part[len(outside[i]) :] + quoted[i]
-        bare = _QUOTED.join(outside)
+        bare = field_mark.join(outside)
+    if not quoted:
+        return bare, []
     # All at once, since none of them has the character between them.
-    return bare, _QUOTED.join(quoted).replace(_DOUBLED, '"').split(_QUOTED) if quoted else []
+    return bare, field_mark.join(quoted).replace(doubled_mark, '"').split(field_mark)
 
 
-def _fill(sides: list[Sequence[str | None]], bare: str, quoted: list[str]) -> bool:
+def _fill(
+    sides: list[Sequence[str | None]], bare: str, quoted: list[str], marks: tuple[str, ...]
+) -> bool:
     """Put the fields that were in quotes in their places; False where one is no whole field."""
-    if _DOUBLED in bare:
-        empty = [side.count(_DOUBLED) for side in sides]
-        if sum(empty) != bare.count(_DOUBLED):
-            return False
-        for position, count in enumerate(empty):
-            if count:
-                sides[position] = ["" if field == _DOUBLED else field for field in sides[position]]
-    counts = [side.count(_QUOTED) for side in sides]
+    field_mark, doubled_mark = marks
+    if doubled_mark in bare:
+        # Fields of quotes alone, of which the first and the last one are around it.
+        for position, side in enumerate(sides):
+            marked = [field for field in side if field and doubled_mark in field]
+            if any(field.strip(doubled_mark) for field in marked):
+                return False
+            if marked:
+                sides[position] = [
+                    '"' * (len(field) - 1) if field and field[0] == doubled_mark else field
+                    for field in side
+                ]
+    counts = [side.count(field_mark) for side in sides]
     if sum(counts) != len(quoted):
         return False
     places = [position for position, count in enumerate(counts) if count]
@@ -301,7 +350,7 @@ def _fill(sides: list[Sequence[str | None]], bare: str, quoted: list[str]) -> bo
         return True
     rest = iter(quoted)
     rows = [
-        [next(rest) if field == _QUOTED else field for field in row]
+        [next(rest) if field == field_mark else field for field in row]
         for row in zip(*(sides[position] for position in places), strict=True)
     ]
     for position, side in zip(places, zip(*rows, strict=True), strict=True):
@@ -328,7 +377,7 @@ def _match(text: str, dialect: Dialect, path: Path) -> list[Row]:
             rows.append(tuple(row))
             row = []
     if position != len(text):
-        raise BadFile(f"{path}: a record is malformed (line {text.count(chr(10), 0, position)}...)")
+        raise BadRecord(path, text.count("\n", 0, position), _MALFORMED)
     return rows
 
 

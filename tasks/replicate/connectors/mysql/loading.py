@@ -61,9 +61,9 @@ def load(
         sent = 0
         with loader.reading(pipe) as send:
             for batch in batches:
-                for share in batch.shares() if batch.rows else ():
-                    send(_lines(writer, share))
-                    sent += share.rows
+                if batch.rows:
+                    send(_lines(writer, batch))
+                    sent += batch.rows
         stored = loader.stored
     finally:
         shutil.rmtree(folder, ignore_errors=True)

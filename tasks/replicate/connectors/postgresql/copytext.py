@@ -17,18 +17,14 @@ BLOCK = 128 * 1024
 def blocks(batch: Batch, columns: Sequence[ColumnPlan]) -> Iterator[bytes]:
     """The rows of a batch. Raises SourceError naming the column of a value that PostgreSQL's text
     cannot hold."""
-    for share in batch.shares():
-        if share.rows:
-            yield from _lines(share, columns)
-
-
-def _lines(batch: Batch, columns: Sequence[ColumnPlan]) -> Iterator[bytes]:
+    if not batch.rows:
+        return
     fields = [
         tabbed.with_nulls(side, _written(side, plan))
         for side, plan in zip(batch.sides, columns, strict=True)
     ]
     try:
-        yield from tabbed.lines(fields, max(1, batch.rows * BLOCK // max(batch.size, 1)))
+        yield from tabbed.lines(fields, max(1, batch.rows * BLOCK // max(batch.weight, 1)))
     except UnicodeEncodeError:
         sides = zip(batch.sides, columns, strict=True)
         lacking = ", ".join(plan.source.name for side, plan in sides if tabbed.not_unicode(side))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,6 +53,9 @@ def location(config: Mapping[str, Any]) -> tuple[Path, float]:
 def identifier(*parts: str) -> str:
     """A quoted, possibly qualified name."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
+
+
+_UNREADABLE = re.compile(r"Could not decode to UTF-8 column '(.*?)' with text '", re.DOTALL)
 
 
 class Session:
@@ -234,7 +238,8 @@ class Session:
             self._raise(error)
 
     def _raise(self, error: Exception) -> None:
-        """SQLite names tables, columns and constraints in its messages, and never a value."""
+        """SQLite names tables, columns and constraints in its messages, and never a value; its
+        driver shows a text that it cannot read."""
         code = _code(error)
         self._disk_failed = code == _IOERR
         if isinstance(error, UnicodeError):
@@ -247,6 +252,8 @@ class Session:
             name = getattr(error, "sqlite_errorname", None)
             message = f"{error} ({name})" if name and name != "unknown" else str(error)
             permanent = code is not None and code not in _PASSING
+            if found := _UNREADABLE.match(message):
+                message, permanent = f"column {found[1]}: a text is not valid UTF-8", True
             if code == _BUSY:
                 message = f"another connection held its lock for {self._patience:g} s ({name})"
         raise self._error(
