@@ -60,11 +60,11 @@ class Side:
     def weight(self) -> int:
         """Bytes that the values take in memory, about."""
         try:
-            return sum(map(len, self.values))  # type: ignore[arg-type]
+            return sum(map(len, self.values)) + len(self.values)  # type: ignore[arg-type]
         except TypeError:
             if not self.kinds & {str, bytes}:
                 return 8 * len(self.values)
-        return sum(len(value) for value in self.values if isinstance(value, str | bytes))
+        return sum(len(v) + 1 if isinstance(v, str | bytes) else 8 for v in self.values)
 
     @cached_property
     def shapes(self) -> set[str]:

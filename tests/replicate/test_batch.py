@@ -147,7 +147,7 @@ def test_a_large_batch_is_looked_at_in_shares_whatever_it_says_of_its_size(lengt
 
 def test_the_weight_is_that_of_the_values():
     rows = [(1, "abc", None, b"xy", 1.5), (None, "", "four", None, True)]
-    assert Batch.of_rows(rows).size == 16 + 3 + 4 + 2 + 16
+    assert Batch.of_rows(rows).size == 16 + (4 + 1) + (8 + 5) + (3 + 8) + 16
 
 
 def test_a_collector_that_is_off_stays_off():

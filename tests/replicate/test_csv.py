@@ -239,6 +239,23 @@ def test_a_quote_that_is_not_closed_does_not_fill_the_memory(tmp_path, monkeypat
         source_rows(tmp_path, (tmp_path / "t.csv").read_bytes())
 
 
+def test_a_malformed_record_of_many_quotes_is_refused_at_once(tmp_path):
+    text = "a\n" + '""' * 100_000 + 'x"y"z\n'
+    with pytest.raises(SourceError, match="line 2: a record is malformed"):
+        source_rows(tmp_path, text.encode())
+
+
+@given(
+    data=st.lists(st.sampled_from([b"a", b'"', b'""', b"\n", b",\n"]), max_size=20).map(b"".join)
+)
+def test_a_block_is_cut_behind_its_last_record(data):
+    outside = [part if i % 2 == 0 else b"" for i, part in enumerate(data.split(b'"'))]
+    ends = [i + 1 for i in range(len(data)) if data[i : i + 1] == b"\n"]
+    whole = [end for end in ends if data.count(b'"', 0, end) % 2 == 0]
+    assert csv_text.last_end(data) == max(whole, default=0)
+    assert bool(whole) == (b"\n" in b"".join(outside))
+
+
 def test_a_first_record_of_many_lines_is_read_at_once(tmp_path):
     long = "some words\n" * 200_000
     found = source_rows(tmp_path, f'1,"{long}"\n2,b\n'.encode(), header=False)

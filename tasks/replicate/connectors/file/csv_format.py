@@ -104,18 +104,21 @@ class CSV(Format):
                     else:
                         batch = self._rewritten(chunk, names, wanted, request.columns, path)
                 except csv_text.BadRecord as error:
-                    at = self._line(path, number) + error.line
+                    at = self._line(path, number, check) + error.line
                     raise BadFile(f"{path}, line {at}: {error.what}") from None
                 if not begun:
                     batch.place, begun = (str(path), line), True
                 yield batch
 
-    def _line(self, path: Path, number: int) -> int:
+    def _line(self, path: Path, number: int, check: Check) -> int:
         """The line of the file on which this chunk of its data begins."""
-        chunks = islice(self._data(path), number + 1)
-        _, at = next(chunks)
-        for chunk, _ in islice(self._data(path), number):
-            at += chunk.count(b"\n")
+        at = 1
+        for before, (chunk, line) in enumerate(islice(self._data(path), number + 1)):
+            check()
+            if before == 0:
+                at = line
+            if before < number:
+                at += chunk.count(b"\n")
         return at
 
     def _data(self, path: Path) -> Iterator[tuple[bytes, int]]:

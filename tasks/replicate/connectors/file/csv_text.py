@@ -107,50 +107,52 @@ def chunks(path: Path, dialect: Dialect) -> Iterator[bytes]:
 
 def _whole_records(path: Path, dialect: Dialect) -> Iterator[bytes]:
     held: list[bytes] = []
-    size = wanted = passed = 0
+    size = passed = 0
+    inside = False
     for block in blocks(path, dialect):
-        held.append(block)
-        size += len(block)
-        if size < wanted:
-            continue
-        data = b"".join(held)
-        end = last_end(data)
-        # A record of many blocks is looked through each time that it has doubled, not for each.
-        held, size, wanted = [data[end:]], len(data) - end, 0 if end else 2 * size
+        end, inside = _cut(block, inside=inside)
         if end:
-            yield data[:end]
-        elif size > LONGEST:
+            yield b"".join([*held, block[:end]])
+            passed += size + end
+            held, size = [], 0
+        held.append(block[end:])
+        size += len(block) - end
+        if size > LONGEST:
             raise _unclosed(path, dialect, passed, f"is longer than {LONGEST >> 20} MB")
-        passed += end
-    data = b"".join(held)
-    end = last_end(data)
-    if end:
-        yield data[:end]
-    if last := data[end:]:
-        if last.count(b'"') % 2:
-            raise _unclosed(path, dialect, passed + end, "ends inside a quoted field")
-        yield last + b"\n"
+    if inside:
+        raise _unclosed(path, dialect, passed, "ends inside a quoted field")
+    if size:
+        yield b"".join([*held, b"\n"])
 
 
 def _unclosed(path: Path, dialect: Dialect, passed: int, how: str) -> BadFile:
     """What to say of the record behind so many bytes, in UTF-8, that takes all that follows it."""
     line = 1
     for block in blocks(path, dialect):
-        line += block.count(b"\n", 0, max(passed, 0))
+        line += block.count(b"\n", 0, passed)
         passed -= len(block)
+        if passed <= 0:
+            break
     return BadFile(f"{path}, line {line}: a record {how}; is a quote not closed, or one too many?")
 
 
 def last_end(data: bytes) -> int:
     """Behind the last line feed that stands outside of quotes, or 0."""
-    position = data.rfind(b"\n")
-    if b'"' in data:
-        quotes = data.count(b'"', 0, max(position, 0))
-        while position >= 0 and quotes % 2:
-            before = data.rfind(b"\n", 0, position)
-            quotes -= data.count(b'"', max(before, 0), position)
-            position = before
-    return position + 1
+    return _cut(data, inside=False)[0]
+
+
+def _cut(data: bytes, *, inside: bool) -> tuple[int, bool]:
+    """Behind the last line feed that stands outside of quotes, or 0; and whether the data ends
+    inside of them, where ``inside`` tells how it begins."""
+    inside ^= bool(data.count(b'"') % 2)
+    end, outside = len(data), not inside
+    while True:
+        quote = data.rfind(b'"', 0, end)
+        if outside and (feed := data.rfind(b"\n", quote + 1, end)) >= 0:
+            return feed + 1, inside
+        if quote < 0:
+            return 0, inside
+        end, outside = quote, not outside
 
 
 def _first_line(chunk: bytes) -> bytes:
@@ -364,9 +366,8 @@ def _match(text: str, dialect: Dialect, path: Path) -> list[Row]:
     row: list[str | None] = []
     position = 0
     null = dialect.null
-    for found in dialect.field.finditer(text):
-        if found.start() != position:
-            break
+    # Not finditer: it would look for a field behind the place where there is none.
+    while found := dialect.field.match(text, position):
         quoted, bare, end = found.groups()
         position = found.end()
         if quoted is None:
