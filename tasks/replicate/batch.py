@@ -31,7 +31,7 @@ class Side:
     def _known(self) -> tuple[frozenset[type], Sequence[Cell], str | None]:
         values = self.values
         try:
-            # To join texts costs a third of asking each for its type, and fails where one is none.
+            # To join texts costs less than to ask each for its type, and fails where one is none.
             return frozenset({str} if values else ()), values, BETWEEN.join(values)  # type: ignore[arg-type]
         except TypeError:
             kinds = set(map(type, values))

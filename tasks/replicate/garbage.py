@@ -18,7 +18,7 @@ _usual: list[tuple[int, int, int]] = []
 @contextmanager
 def rarely_collected() -> Iterator[None]:
     """In the block, rows are made by thousands, and no cycle is among them: to search them over
-    and over costs a twelfth of the time. Blocks of several threads may overlap."""
+    and over is for nothing. Blocks of several threads may overlap."""
     with _lock:
         _usual.append(_usual[0] if _usual else gc.get_threshold())
         often, *rest = _usual[0]
