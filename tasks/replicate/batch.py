@@ -16,8 +16,8 @@ Convert = Callable[[Any], Any]
 
 BETWEEN = "\x1e"
 """Stands between texts while one call looks at many; hardly any text has it in it."""
-_SHARE = 1024 * 1024
-"""Bytes of a batch that is looked at as a whole, about."""
+_SHARE = 2 * 1024 * 1024
+"""Bytes of a batch that is looked at as a whole, at most, where it is more than one row."""
 _ZEROS = str.maketrans("123456789", "000000000")
 
 
@@ -159,13 +159,12 @@ class Batch:
         What is known of a column takes as much memory as its values, and the calls that find it
         out let no other thread run meanwhile.
         """
-        if self.in_bytes or self.rows <= 1 or self.weight <= 2 * _SHARE:
+        if self.in_bytes or self.rows <= 1 or self.weight <= _SHARE:
             yield self
             return
-        step = max(1, self.rows * _SHARE // self.weight)
-        for start in range(0, self.rows, step):
-            rows = self.data[start : start + step]
-            # Long values may stand close together.
+        # Long values may stand close together, so each half is weighed by itself.
+        half = self.rows // 2
+        for rows in (self.data[:half], self.data[half:]):
             yield from type(self)(rows, len(rows), self.size * len(rows) // self.rows).shares()
 
     def with_sides(self, changed: Mapping[int, Side]) -> Self:

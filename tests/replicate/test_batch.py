@@ -141,8 +141,9 @@ def test_a_large_batch_is_looked_at_in_shares_whatever_it_says_of_its_size(lengt
     assert [row for share in shares for row in share.data] == rows
     assert sum(share.rows for share in shares) == len(rows)
     assert all(share.rows <= 1 or share.weight <= 2**21 for share in shares)
-    # Small rows stay together.
-    assert len(shares) <= 1 + 4 * sum(length > 1 for length in lengths)
+    # Small rows stay together: at each level only what weighs over 2 MB is halved.
+    levels = max(len(rows) - 1, 0).bit_length()
+    assert len(shares) <= 1 + levels * (Batch(rows, len(rows), size).weight // 2**21)
 
 
 def test_the_weight_is_that_of_the_values():
