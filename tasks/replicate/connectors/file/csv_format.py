@@ -152,11 +152,10 @@ class CSV(Format):
     def _block(self, chunk: bytes, guards: _Guards, path: Path) -> Batch:
         """The bytes as they are, once they are known to be well formed and to pass the guards."""
         rows = guards.apply_by_column(chunk)
-        if rows is not None:
-            return Batch(chunk, rows, len(chunk))
-        data, rows = csv_text.checked(chunk, self._dialect, path)
-        guards.apply(chunk, path)
-        return Batch(data, rows, len(data))
+        if rows is None:
+            rows = guards.apply(chunk, path)
+            chunk = csv_text.without_ends(chunk)
+        return Batch(chunk, rows, len(chunk))
 
     def _rewritten(
         self,
@@ -226,10 +225,12 @@ class _Guards:
         self._check(sides[: len(self._watched)])
         return len(sides[0])
 
-    def apply(self, chunk: bytes, path: Path) -> None:
-        """Raises BadRecord, or SourceError naming the column of a value that does not pass."""
+    def apply(self, chunk: bytes, path: Path) -> int:
+        """The number of records. Raises BadRecord, or SourceError naming the column of a value
+        that does not pass."""
         records = csv_text.parse_carefully(chunk, self._width, self._dialect, path)
         self._check([[record[i] for record in records] for i, _ in self._watched])
+        return len(records)
 
     def _check(self, sides: Sequence[Sequence[Cell]]) -> None:
         for values, (_, plan) in zip(sides, self._watched, strict=True):

@@ -11,7 +11,7 @@ import codecs
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -62,17 +62,6 @@ class Dialect:
         """A field and what ends it; possessive, so that a bad file costs no more than another."""
         end = re.escape(self.delimiter)
         return re.compile(rf'(?:"((?:[^"]++|"")*+)"|([^"{end}\r\n]*+))({end}|\n)')
-
-    def records(self, *, lines: bool) -> re.Pattern[bytes]:
-        """Any number of well-formed records; with ``lines`` none that goes on over a line feed."""
-        return _records(self.delimiter, "\n" if lines else "")
-
-
-@cache
-def _records(delimiter: str, inside: str) -> re.Pattern[bytes]:
-    end = re.escape(delimiter)
-    field = rf'(?:"(?:[^"{inside}]++|"")*+"|[^"{end}\r\n]*+)'
-    return re.compile(rf"(?:{field}(?:{end}|\n))*+".encode())
 
 
 def blocks(path: Path, dialect: Dialect) -> Iterator[bytes]:
@@ -186,27 +175,13 @@ def count_records(chunk: bytes) -> int:
     return sum(part.count(b"\n") for part in chunk.split(b'"')[::2])
 
 
-def checked(chunk: bytes, dialect: Dialect, path: Path) -> tuple[bytes, int]:
-    """The chunk, and how many records it has.
-
-    Raises BadFile where one is malformed. What PostgreSQL would stop at is quoted.
-    """
-    lines = _well_formed(dialect.records(lines=True), chunk) == len(chunk)
-    end = len(chunk) if lines else _well_formed(dialect.records(lines=False), chunk)
-    if end < len(chunk):
-        raise BadRecord(path, chunk.count(b"\n", 0, end), _MALFORMED)
-    count = chunk.count(b"\n") if lines else count_records(chunk)
-    if b"\\.\n" in chunk:
-        parts = chunk.split(b'"')
-        parts[::2] = [re.sub(rb"(?m)^\\\.$", b'"\\\\."', part) for part in parts[::2]]
-        chunk = b'"'.join(parts)
-    return chunk, count
-
-
-def _well_formed(pattern: re.Pattern[bytes], chunk: bytes) -> int:
-    """How far the pattern goes."""
-    found = pattern.match(chunk)
-    return 0 if found is None else found.end()
+def without_ends(chunk: bytes) -> bytes:
+    """The same records, with what PostgreSQL would take for the end of the data in quotes."""
+    if b"\\.\n" not in chunk:
+        return chunk
+    parts = chunk.split(b'"')
+    parts[::2] = [re.sub(rb"(?m)^\\\.$", b'"\\\\."', part) for part in parts[::2]]
+    return b'"'.join(parts)
 
 
 def header(path: Path, dialect: Dialect) -> list[str]:
