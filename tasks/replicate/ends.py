@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -17,6 +18,9 @@ E = TypeVar("E", bound=End)
 
 AHEAD = 4
 """Batches that wait for the sink, where a source reads ahead."""
+SETTLE_SECONDS = 30.0
+"""How long a sink that broke while it committed is asked what became of it."""
+_NAP_SECONDS = 0.5
 
 
 @contextmanager
@@ -81,6 +85,23 @@ def _ahead(batches: Iterator[Batch]) -> Iterator[Iterator[Batch]]:
     finally:
         left.set()
         thread.join()
+
+
+def settled(sink: Sink, load: Load, check: Callable[[], None]) -> bool:
+    """Whether a commit whose answer was lost took place.
+
+    The server may be away for a moment, in which ``check`` may raise. Raises SinkError where it
+    stays away.
+    """
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        try:
+            return sink.settle(load)
+        except SinkError:
+            check()
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_NAP_SECONDS)
 
 
 def refuse_changes(sink: Sink, load: Load) -> None:

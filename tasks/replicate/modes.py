@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,19 +24,19 @@ from tasks.replicate.connector import (
     Source,
     SourceError,
 )
-from tasks.replicate.ends import opened, reading, refuse_changes
+from tasks.replicate.ends import opened, reading, refuse_changes, settled
 from tasks.replicate.guards import guarded
 from tasks.replicate.meter import Meter
 from tasks.replicate.names import join_name, session_name, split_name
 from tasks.replicate.spec import ReplicationSpec, SpecError
 
-LOST = "the answer to the sink's commit was lost: it may hold the new rows"
-SETTLE_SECONDS = 30.0
-"""How long a sink that broke while it committed is asked what became of it."""
-_NAP_SECONDS = 0.5
 EMPTIED = "the sink was emptied before the run ended: it is empty or holds a part of the rows"
 COMMITTED = "the sink holds the new rows: they were committed before the run was stopped"
-COMMITTING = "the run was stopped while the sink committed: it may hold the new rows"
+LOST = "the answer to the sink's commit was lost: "
+COMMITTING = "the run was stopped while the sink committed: "
+_MAY_BE_EMPTY = "it may have been emptied"
+_MAY_HOLD = "it may hold the new rows"
+_EMPTY_OR_NEW = "it is empty or holds the new rows"
 
 
 def run(context: RunContext) -> Outcome:
@@ -221,7 +220,7 @@ class Replication:
         """
         parts = self._parts(source, request)
         with self._team(request, parts, load) as team:
-            with self._transaction(sink, load):
+            with self._transaction(sink, load, may=_MAY_BE_EMPTY):
                 sink.truncate(load)
                 self.context.sink_indeterminate(EMPTIED)
             if team is not None:
@@ -230,7 +229,7 @@ class Replication:
                 self._verify(source, sink, request, load)
             else:
                 last = replace(load, step=1)
-                with self._transaction(sink, last, undone=EMPTIED):
+                with self._transaction(sink, last, may=_EMPTY_OR_NEW, undone=EMPTIED):
                     self._moved(self._move(source, sink, request, last, parts[0]))
                     self._verify(source, sink, request, last)
         self.context.sink_indeterminate(COMMITTED)
@@ -248,7 +247,7 @@ class Replication:
                     self._moved(team.transfer())
                 else:
                     self._moved(self._move(source, sink, request, load, parts[0]))
-            with self._transaction(sink, load):
+            with self._transaction(sink, load, may=_MAY_HOLD):
                 self.meter.report("publishing")
                 counts = sink.publish(load)
                 self._verify(source, sink, request, load)
@@ -260,10 +259,13 @@ class Replication:
         return counts
 
     @contextlib.contextmanager
-    def _transaction(self, sink: Sink, load: Load, *, undone: str | None = None) -> Iterator[None]:
+    def _transaction(
+        self, sink: Sink, load: Load, *, may: str, undone: str | None = None
+    ) -> Iterator[None]:
         """A fenced transaction that changes the target; a commit of unknown outcome is settled.
 
-        ``undone`` is what is to be said of the sink where the transaction comes to nothing.
+        ``undone`` is what is to be said of the sink where the transaction comes to nothing, and
+        ``may`` where that is not known.
         """
         self.context.check_cancelled()
         try:
@@ -280,9 +282,9 @@ class Replication:
             sink.commit()
         except CommitUnknown:
             if self.context.stop_reason is not None:
-                self.context.sink_indeterminate(COMMITTING)
+                self.context.sink_indeterminate(COMMITTING + may)
                 raise RunStopped(self.context.stop_reason) from None
-            if not self._settled(sink, load):
+            if not self._settled(sink, load, may):
                 self._kept = kept
                 self.context.sink_indeterminate(undone)
                 raise SinkError(
@@ -293,24 +295,14 @@ class Replication:
             self.context.sink_indeterminate(undone)
             raise
 
-    def _settled(self, sink: Sink, load: Load) -> bool:
+    def _settled(self, sink: Sink, load: Load, may: str) -> bool:
         """Whether a commit whose answer was lost took place; raises where that is not learned."""
         self.context.log.warning("the sink's connection broke at commit; reading what became of it")
         before = self.context.warning
-        self.context.sink_indeterminate(LOST)
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while True:
-            try:
-                settled = sink.settle(load)
-                break
-            except SinkError:
-                # The server may be away for a moment. Where it stays away, the run says so.
-                self.context.check_cancelled()
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_NAP_SECONDS)
+        self.context.sink_indeterminate(LOST + may)
+        found = settled(sink, load, self.context.check_cancelled)
         self.context.sink_indeterminate(before)
-        return settled
+        return found
 
     def _parts(self, source: Source, request: ReadRequest) -> list[Part]:
         if self.spec.parallelism == 1:

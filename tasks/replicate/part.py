@@ -19,7 +19,7 @@ from tasks.replicate.connector import (
     Sink,
     SinkError,
 )
-from tasks.replicate.ends import reading, refuse_changes
+from tasks.replicate.ends import reading, refuse_changes, settled
 from tasks.replicate.guards import guarded
 from tasks.replicate.meter import REPORT_SECONDS, Throttle
 
@@ -87,7 +87,7 @@ class Work:
         try:
             sink.commit()
         except CommitUnknown:
-            if not sink.settle(load):
+            if not settled(sink, load, self._check):
                 raise SinkError("the sink broke while a part committed") from None
         return written
 

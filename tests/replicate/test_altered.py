@@ -13,7 +13,6 @@ import pytest
 from replication_kit import Database, Job
 
 from dispatch.context import HandlerFailure
-from tasks.replicate import modes
 from tasks.replicate.connector import SinkError, SourceError
 from tasks.replicate.connectors.postgresql.sink import PostgreSQLSink
 from tasks.replicate.connectors.postgresql.source import PostgreSQLSource
@@ -228,34 +227,3 @@ def test_a_refused_job_takes_the_table_back_that_it_made(
     with pytest.raises(HandlerFailure):
         task.run()
     assert sink.value("select to_regclass('t')") is None
-
-
-def test_a_lost_commit_is_asked_for_until_the_server_answers__R_F5(
-    sink: Database, job: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    context = job("complete-atomic").context()
-    commit, settle = PostgreSQLSink.commit, PostgreSQLSink.settle
-    asked = []
-
-    def lost(self: PostgreSQLSink) -> None:
-        commit(self)
-        raise modes.CommitUnknown("the connection broke")
-
-    def away(self: PostgreSQLSink, load: Any) -> bool:
-        asked.append(context.warning)
-        if len(asked) < 3:
-            raise SinkError("sink: connection refused")
-        return settle(self, load)
-
-    monkeypatch.setattr(PostgreSQLSink, "commit", lost)
-    monkeypatch.setattr(PostgreSQLSink, "settle", away)
-    modes.run(context)
-    assert asked == [modes.LOST] * 3
-    assert context.warning == modes.COMMITTED
-    assert sink.value("select count(*) from t") == 100
-    asked.clear()
-    monkeypatch.setattr(modes, "SETTLE_SECONDS", 0)
-    context = job("complete-atomic").context()
-    with pytest.raises(SinkError, match="connection refused"):
-        modes.run(context)
-    assert context.warning == modes.LOST

@@ -14,7 +14,7 @@ from conformance import Harness
 from replication_kit import Database, Job, definition
 
 from dispatch.context import HandlerFailure
-from tasks.replicate import modes
+from tasks.replicate import ends
 from tasks.replicate.connector import CommitUnknown, SinkError
 from tasks.replicate.names import split_name
 
@@ -126,7 +126,7 @@ def test_a_table_whose_commit_is_not_known_stays(
     settled: bool | None,
 ) -> None:
     sink = made.sink(engine)
-    monkeypatch.setattr(modes, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(ends, "SETTLE_SECONDS", 0.0)
 
     def commit(end: Any) -> None:
         end.rollback()
