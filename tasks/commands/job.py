@@ -310,7 +310,8 @@ def _watermark_note(session: Session, stored: Job) -> str | None:
     if stored.handler != REPLICATE or source is None:
         return None
     try:
-        return registry.watermark_note(ReplicationSpec.parse(stored.definition), source.connector)
+        spec = ReplicationSpec.parse(stored.definition)
+        return registry.watermark_note(spec, source.connector, stored.watermark_type)
     except (SpecError, ValueError):
         return None
 

@@ -137,7 +137,9 @@ class Fenced(HandlerFailure):
 
     def __init__(self, mine: int, found: int) -> None:
         super().__init__(
-            f"a newer attempt (fence {found}) has written to the sink; this one ({mine}) stops",
+            f"a newer attempt (fence {found}) has written to the sink; this one ({mine}) stops. "
+            "Where the control database was restored from a backup, its fences are too low: "
+            "celery -A tasks db bump-fence",
             code="sink_error",
             permanent=True,
         )

@@ -106,7 +106,7 @@ class Replication:
         ours = tables.described(self.spec, source, sink, request)
         planner.check_names(self.spec, planner.chosen(self.spec, ours))
         self.meter = Meter(self.context, ours.rows, bandwidth=self.spec.bandwidth)
-        with self._target(sink, source, ours) as theirs:
+        with self._target(sink, source, request, ours) as theirs:
             self._refuse_itself(source, sink, request, theirs)
             plan = planner.plan(self.spec, source, sink, ours, theirs)
             for warning in plan.warnings:
@@ -137,7 +137,9 @@ class Replication:
             )
 
     @contextlib.contextmanager
-    def _target(self, sink: Sink, source: Source, ours: Relation) -> Iterator[Relation]:
+    def _target(
+        self, sink: Sink, source: Source, request: ReadRequest, ours: Relation
+    ) -> Iterator[Relation]:
         """The sink's table; one that is made for it is taken back where the block fails before
         anything was committed: the next job would take an empty table for data."""
         table = split_name(self.spec.sink.table or "")
@@ -145,6 +147,13 @@ class Replication:
         if theirs is not None and theirs.blank is None:
             yield theirs
             return
+        if theirs is None and request.since is not None:
+            raise SinkError(
+                f"nothing was changed: sink table {join_name(table)} does not exist any more, and "
+                "the job reads only from its watermark on: let it read everything again (celery "
+                f"-A tasks job edit {self.context.job} --reset-watermark)",
+                permanent=True,
+            )
         if theirs is None and not self.spec.create:
             raise SinkError(
                 f"nothing was changed: sink table {join_name(table)} does not exist (names are "
@@ -192,6 +201,7 @@ class Replication:
             watermark=newest,
             how=how,
             staging_schema=self.spec.sink.staging_schema,
+            verified=self.spec.verify is not None,
             relation=theirs,
             computed=plan.computed,
         )

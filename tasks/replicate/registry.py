@@ -143,21 +143,35 @@ def problems(spec: ReplicationSpec, source_connector: str, sink_connector: str) 
     return found
 
 
-def watermark_note(spec: ReplicationSpec, source_connector: str) -> str | None:
-    """One line for ``job show`` on how an incremental job's lower bound is found (R-F3)."""
+def watermark_note(
+    spec: ReplicationSpec, source_connector: str, watermark_type: str | None = None
+) -> str | None:
+    """One line for ``job show`` on how an incremental job's lower bound is found (R-F3).
+
+    ``watermark_type`` is the stored watermark's; None before the first run, which finds it out.
+    """
     if spec.mode != "incremental":
         return None
     kind = get(source_connector).capabilities.watermark
-    lag = "" if spec.lag is None else f"{spec.lag:g}"
-    if kind == "safe" and spec.lag is None:
-        return (
-            "safe bound: on a primary, for timestamptz and xid8 columns, from its open "
-            "transactions; other columns are read again with a lag of "
-            f"{DEFAULT_LAG_SECONDS} s (numbers: {DEFAULT_LAG_UNITS}), and rows that commit later "
-            "than that are missed"
-        )
-    lag = lag or f"{DEFAULT_LAG_SECONDS} s (numbers: {DEFAULT_LAG_UNITS})"
-    return (
-        f"lag of {lag}: rows whose transaction takes longer than that to commit are missed; "
-        "set lag above the longest transaction of the source"
+    lag = f"{DEFAULT_LAG_SECONDS} s (numbers: {DEFAULT_LAG_UNITS})"
+    lagging = (
+        f"lag of {lag if spec.lag is None else f'{spec.lag:g}'}: rows whose transaction takes "
+        "longer than that to commit are missed; set lag above the longest transaction of the source"
     )
+    if kind != "safe":
+        return lagging
+    safe = "safe bound, from the source's open transactions: no row is missed on a primary"
+    if watermark_type == "xid8":
+        return safe
+    if watermark_type == "timestamptz":
+        return (
+            safe
+            if spec.lag is None
+            else (
+                f"lag of {spec.lag:g} s below the oldest open transaction: rows whose time is not "
+                "their transaction's are missed where they differ by more"
+            )
+        )
+    if watermark_type is not None:
+        return lagging
+    return f"for timestamptz and xid8 {safe}; for other columns {lagging}"

@@ -231,6 +231,8 @@ class Load:
     how: str = ""
     """How staged rows reach the target: ``merge`` or one of ATOMIC_WAYS; empty without staging."""
     staging_schema: str | None = None
+    verified: bool = False
+    """Whether the target is read again before the end."""
     relation: Relation | None = None
     """The target as described when the run was planned."""
     computed: tuple[ColumnPlan, ...] = ()

@@ -315,6 +315,11 @@ def test_missing_rights_are_told_with_the_grant(
         task.definition["sink"]["table"] = "public.t"
         with pytest.raises(SinkError, match=r"may not insert, delete, select on public\.t: grant"):
             task.run()
+        sink.execute(f"grant insert, truncate on t to {role}")
+        task.definition |= {"mode": "complete", "verify": "count"}
+        with pytest.raises(SinkError, match=r"may not select on public\.t: grant select on"):
+            task.run()
+        task.definition |= {"mode": "complete-atomic", "verify": None}
         sink.execute(f"grant insert, delete, select on t to {role}")
         with pytest.raises(SinkError, match="grant create on schema public"):
             task.run()

@@ -63,6 +63,23 @@ def test_a_row_that_commits_late_is_not_missed__R_F3(
 
 
 @pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("create", [False, True])
+def test_a_sink_that_is_gone_is_not_filled_from_the_watermark_on(
+    sink: Database, job: Make, create: bool
+) -> None:
+    task = job("incremental", watermark="updated_at", create=create)
+    task.run()
+    sink.execute("drop table t")
+    with pytest.raises(SinkError, match=r"not exist any more, .* job --reset-watermark") as found:
+        task.run()
+    assert found.value.permanent
+    assert sink.value("select to_regclass('t')") is None
+    task.watermark = None
+    if create:
+        assert task.run().counters["inserted"] == 100
+
+
+@pytest.mark.usefixtures("tables")
 def test_rows_without_a_watermark_arrive(source: Database, sink: Database, job: Make) -> None:
     task = job("incremental", watermark="updated_at")
     task.run()

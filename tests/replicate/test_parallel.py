@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import psycopg
 import pytest
+from mysql_kit import a_database
 from psycopg import conninfo
 from replication_kit import Database, Job, url_of
 
@@ -39,6 +40,38 @@ def test_parts_bring_every_row_once(
     assert outcome.rows_processed == 20000
     assert outcome.counters["read"] == 20000
     assert sink.value("select count(distinct id) from t") == 20000
+
+
+@pytest.mark.usefixtures("filled")
+def test_parts_of_an_incremental_read_bring_what_changed(
+    source: Database, sink: Database, job: Make
+) -> None:
+    for database in (source, sink):
+        database.execute("alter table t add updated_at timestamptz not null default now()")
+        database.execute("update t set updated_at = now() - interval '1 day'")
+    task = job("incremental", watermark="updated_at", parallelism=3, verify="checksum")
+    assert task.run().counters["inserted"] == 20000
+    source.execute("update t set name = 'new', updated_at = now() where id % 2 = 0")
+    counters = task.run().counters
+    assert (counters["updated"], counters["inserted"]) == (10000, 0)
+    assert counters["read"] - counters["unchanged"] == 10000
+    assert sink.value("select count(*) from t where name = 'new'") == 10000
+
+
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize("mode", ["complete", "complete-atomic"])
+def test_parts_fill_another_engine_that_many_may_write(
+    source: Database, job: Make, mode: str
+) -> None:
+    with a_database() as harness:
+        harness.sql("create table t (id int primary key, name text) engine = innodb")
+        harness.sql("insert into t values (-1, 'old')")
+        task = job(mode, "t", to="t", parallelism=3, verify="checksum")
+        task.connectors = ("postgresql", "mysql")
+        task.sink = harness.config
+        assert task.run().rows_processed == 20000
+        (found,) = harness.sql("select count(distinct id), min(id) from t")
+        assert tuple(map(int, found)) == (20000, 1)
 
 
 UNREPEATABLE = {

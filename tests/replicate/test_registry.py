@@ -162,6 +162,28 @@ def test_the_watermarks_bound_is_stated__R_F3() -> None:
     assert "missed" in (registry.watermark_note(spec, "sqlite") or "")
 
 
+@pytest.mark.parametrize(
+    ("type_", "lag", "starts"),
+    [
+        (None, None, "for timestamptz and xid8 safe bound"),
+        ("timestamptz", None, "safe bound"),
+        ("timestamptz", "90s", "lag of 90 s below the oldest open transaction"),
+        ("xid8", "90s", "safe bound"),
+        ("bigint", None, "lag of 300 s (numbers: 10000)"),
+        ("bigint", 5, "lag of 5:"),
+        ("date", None, "lag of 300 s"),
+    ],
+)
+def test_the_bound_of_a_known_watermark_is_stated_as_it_is__R_F3(
+    type_: str | None, lag: Any, starts: str
+) -> None:
+    more = {} if lag is None else {"lag": lag}
+    spec = ReplicationSpec.parse(
+        definition({"table": "t"}, {"table": "t"}, "incremental", watermark="at", **more)
+    )
+    assert (registry.watermark_note(spec, "postgresql", type_) or "").startswith(starts)
+
+
 def test_the_connectors_page_is_what_they_say_of_themselves() -> None:
     text = (Path(__file__).parents[2] / "docs" / "connectors.md").read_text()
     assert text == page.page(), "python -m tasks.replicate.page > docs/connectors.md"

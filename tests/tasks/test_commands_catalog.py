@@ -327,7 +327,7 @@ def test_a_replication_job_is_checked_with_its_connectors(cli: Cli, file: Path, 
     assert "write skip or queue" in overlap.stderr
     cli(*add, "--mode", "incremental", "--watermark", "at").done()
     shown = cli("job", "show", "copy", "--json").done().json
-    assert shown["watermark_note"].startswith("safe bound")
+    assert "safe bound" in shown["watermark_note"]
     assert shown["definition"]["source"] == {"datasource": "shop", "table": "public.a"}
 
 

@@ -198,7 +198,7 @@ def _rights(
         return ["the sink is read-only (a standby, or default_transaction_read_only): name another"]
     held = {"insert": insert, "update": update, "delete": delete, "truncate": truncate}
     wanted = [right for right in changes if not held[right]]
-    if not select and (load.how or load.mode != "complete"):
+    if not select and (load.how or load.verified):
         wanted.append("select")
     found = []
     if wanted:

@@ -251,6 +251,7 @@ def _lagging_time(
     seconds = lags.seconds(column, lag)
     typname = column.detail["typname"]
     newest: sql.Composable = _TIMES[typname]
+    missed = "whose transaction commits later than that"
     row = connection.execute(_KNOWN).fetchone()
     if typname == "timestamptz" and row is not None and not row[0] and row[1] and row[2]:
         # What is known of open transactions counts as well.
@@ -258,6 +259,7 @@ def _lagging_time(
         if oldest.value is None:
             return oldest
         newest = sql.SQL("{}::timestamptz").format(sql.Literal(oldest.value))
+        missed = "whose time differs by more from its transaction's"
     statement = _LAGGING_TIME.format(
         column=sql.Identifier(column.name),
         now=newest,
@@ -269,6 +271,6 @@ def _lagging_time(
     return Bound(
         row[0] if row else None,
         typname,
-        f"watermark {column.name} is read again with a lag of {seconds} s: a row whose "
-        "transaction commits later than that is missed",
+        f"watermark {column.name} is read again with a lag of {seconds} s: a row {missed} is "
+        "missed",
     )
