@@ -32,6 +32,7 @@ from tasks.replicate.spec import ReplicationSpec, SpecError
 
 EMPTIED = "the sink was emptied before the run ended: it is empty or holds a part of the rows"
 COMMITTED = "the sink holds the new rows: they were committed before the run was stopped"
+UNFINISHED = COMMITTED + "; sequences and statistics may not have followed"
 LOST = "the answer to the sink's commit was lost: "
 COMMITTING = "the run was stopped while the sink committed: "
 _MAY_BE_EMPTY = "it may have been emptied"
@@ -242,7 +243,7 @@ class Replication:
                 with self._transaction(sink, last, may=_EMPTY_OR_NEW, undone=EMPTIED):
                     self._moved(self._move(source, sink, request, last, parts[0]))
                     self._verify(source, sink, request, last)
-        self.context.sink_indeterminate(COMMITTED)
+        self.context.sink_indeterminate(UNFINISHED)
         self._finish(sink, load)
         return Counts(inserted=self._written)
 
@@ -261,7 +262,7 @@ class Replication:
                 self.meter.report("publishing")
                 counts = sink.publish(load)
                 self._verify(source, sink, request, load)
-            self.context.sink_indeterminate(COMMITTED)
+            self.context.sink_indeterminate(UNFINISHED)
         finally:
             if (left := sink.unstage(load)) is not None:
                 self._warn(f"{left} is left for a later run to drop: another session holds it")
@@ -392,6 +393,7 @@ class Replication:
             warnings = sink.finish(load, analyze=self.spec.analyze)
         except SinkError as error:
             warnings = [f"the rows are in place, but what follows them failed: {error}"]
+        self.context.sink_indeterminate(COMMITTED)
         for warning in warnings:
             self._warn(warning)
 
