@@ -3,9 +3,9 @@
 A file holds blocks. Each begins with ``-- name: NAME``, goes on with comment lines that say what
 it is for and which rule it keeps, and holds one statement. Parameters are psycopg's
 (``%(name)s``; a literal per cent sign is ``%%``), so the same text runs on a psycopg connection
-and through SQLAlchemy. What several statements of a file must say alike stands once, in a block
-that begins with ``-- fragment: NAME``; a line ``-- include: NAME`` is where it goes. Nothing else
-is ever assembled.
+and through SQLAlchemy. What several statements must say alike stands once, in a block that begins
+with ``-- fragment: NAME``: before them in their file, or in ``shared.sql`` for all files. A line
+``-- include: NAME`` is where it goes. Nothing else is ever assembled.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, LiteralString, cast
 
 import psycopg
@@ -36,11 +37,29 @@ class MalformedStatements(Exception):
 @functools.cache
 def load(file: str) -> Mapping[str, LiteralString]:
     """The statements of ``db/sql/FILE.sql`` by name. Raises MalformedStatements."""
-    return parse((FOLDER / f"{file}.sql").read_text(encoding="utf-8"), file)
+    return parse(_text(file), file, _shared())
 
 
-def parse(text: str, file: str) -> Mapping[str, LiteralString]:
+def parse(
+    text: str, file: str, shared: Mapping[str, str] = MappingProxyType({})
+) -> Mapping[str, LiteralString]:
     """Split the text of a file into its statements. Raises MalformedStatements."""
+    return _parsed(text, file, shared)[0]
+
+
+def _text(file: str) -> str:
+    return (FOLDER / f"{file}.sql").read_text(encoding="utf-8")
+
+
+@functools.cache
+def _shared() -> Mapping[str, str]:
+    return _parsed(_text("shared"), "shared", {})[1]
+
+
+def _parsed(
+    text: str, file: str, shared: Mapping[str, str]
+) -> tuple[Mapping[str, LiteralString], Mapping[str, str]]:
+    """The statements and the fragments of a file."""
     parts = _HEAD.split(text)
     statements: dict[str, LiteralString] = {}
     fragments: dict[str, str] = {}
@@ -50,21 +69,26 @@ def parse(text: str, file: str) -> Mapping[str, LiteralString]:
         purpose, body = _split(block)
         if not purpose:
             raise MalformedStatements(f"{file}.sql: {name} does not say what it is for")
+        statement = _put_together(body, {**shared, **fragments}, file)
         if kind == "fragment":
-            fragments[name] = body + "\n"
+            fragments[name] = statement + "\n"
             continue
-        statement = _INCLUDE.sub(lambda line: _fragment(fragments, line[1], file), body)
         if not statement.endswith(";") or ";" in _without_literals(statement)[:-1]:
             raise MalformedStatements(f"{file}.sql: {name} is not one statement that ends with ;")
         # Only text of this package is put together, never a caller's.
         statements[name] = cast("LiteralString", statement[:-1])
-    return statements
+    return statements, fragments
 
 
-def _fragment(fragments: Mapping[str, str], name: str, file: str) -> str:
-    if name not in fragments:
-        raise MalformedStatements(f"{file}.sql: no fragment {name} stands before its include")
-    return fragments[name]
+def _put_together(body: str, fragments: Mapping[str, str], file: str) -> str:
+    def fragment(line: re.Match[str]) -> str:
+        if line[1] not in fragments:
+            raise MalformedStatements(
+                f"{file}.sql: no fragment {line[1]} stands before its include"
+            )
+        return fragments[line[1]]
+
+    return _INCLUDE.sub(fragment, f"{body}\n").rstrip("\n")
 
 
 def _split(block: str) -> tuple[str, str]:

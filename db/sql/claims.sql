@@ -78,12 +78,7 @@
   where r.id = %(run_id)s::uuid
     and r.lease_token is null and r.finished_at is null
     and r.available_at <= statement_timestamp()
-    and (j.overlap = 'allow' or not exists (
-      select from job_run x where x.job_id = j.id
-           and x.started_at is not null and x.finished_at is null))
-    and (j.concurrency_key is null or k.max > (
-      select count(*) from job_run x
-      where x.slot_key = k.key and x.finished_at is null))
+    -- include: has_room
 
 -- name: claim_directed
 -- Take the named run or nothing, and prepare it, in one statement that never waits (R-C1, R-C4,
@@ -180,11 +175,8 @@ with recursive patience as materialized (
 ), open_job as materialized (
   select j.id, least(
     case when j.overlap = 'allow' then %(window)s::integer
-         when exists (select from job_run x where x.job_id = j.id
-           and x.started_at is not null and x.finished_at is null) then 0
-         else 1 end,
-    case when k.key is not null then k.max - (select count(*) from job_run x
-      where x.slot_key = k.key and x.finished_at is null) end) as room
+         -- include: room
+  ) as room
   from job j
   join datasource lo on lo.id = coalesce(least(j.source_id, j.sink_id),
     '00000000-0000-0000-0000-000000000000')
@@ -261,12 +253,10 @@ select r.queue, r.priority, j.handler,
   not (j.handler = any(%(handlers)s::text[])) as is_unknown
 from job_run r
 join job j on j.id = r.job_id
-left join datasource s on s.id = j.source_id
-left join datasource t on t.id = j.sink_id
+-- include: sides
 where r.id = %(run_id)s::uuid and r.lease_token is null and r.finished_at is null
   and r.available_at <= statement_timestamp()
-  and j.enabled and not j.paused and j.source_enabled and j.sink_enabled
-  and coalesce(s.enabled, true) and coalesce(t.enabled, true)
+  -- include: switched_on
   and not (j.handler = any(%(handlers)s::text[])
     and coalesce(s.envelope->>'key_version' = any(%(key_versions)s::text[]), true)
     and coalesce(t.envelope->>'key_version' = any(%(key_versions)s::text[]), true));

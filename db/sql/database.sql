@@ -50,11 +50,9 @@ select
 select r.queue, j.handler, count(*) as runs, min(r.available_at) as since
 from job j
 join job_run r on r.job_id = j.id
-left join datasource s on s.id = j.source_id
-left join datasource t on t.id = j.sink_id
+-- include: sides
 where r.status = 'PENDING' and r.available_at < clock_timestamp() - interval '60 seconds'
-  and j.enabled and not j.paused and j.source_enabled and j.sink_enabled
-  and coalesce(s.enabled, true) and coalesce(t.enabled, true)
+  -- include: switched_on
 group by r.queue, j.handler
 order by r.queue, j.handler;
 

@@ -36,19 +36,14 @@ with recursive waiting (queue, job_id, level) as (
 ), open_job as materialized (
   select j.id, j.name, j.overlap <> 'allow' as exclusive, greatest(0, least(
     case when j.overlap = 'allow' then 1000000
-         when exists (select from job_run x where x.job_id = j.id
-           and x.started_at is not null and x.finished_at is null) then 0
-         else 1 end,
-    case when k.key is not null then k.max - (select count(*) from job_run x
-      where x.slot_key = k.key and x.finished_at is null) end)) as room
+         -- include: room
+  )) as room
   from job j
-  left join datasource s on s.id = j.source_id
-  left join datasource t on t.id = j.sink_id
+  -- include: sides
   left join concurrency_key k on k.key = j.concurrency_key
   where j.id = any(array(select waiting.job_id from waiting))
     and j.name = coalesce(%(job)s::text, j.name)
-    and j.enabled and not j.paused and j.source_enabled and j.sink_enabled
-    and coalesce(s.enabled, true) and coalesce(t.enabled, true)
+    -- include: switched_on
 ), offer as materialized (
   select waiting.queue, open_job.id as job_id, open_job.name as job, waiting.level,
     case when open_job.exclusive and waiting.level = 0 and exists (

@@ -118,19 +118,14 @@ where e.id = %(run_id)s::uuid and e.lease_token = %(token)s::uuid and e.finished
 with recursive freed as materialized (
   select j.id
   from job j
-  left join datasource s on s.id = j.source_id
-  left join datasource t on t.id = j.sink_id
+  -- include: sides
   left join concurrency_key k on k.key = j.concurrency_key
   where j.id = any(array(
       select %(job_id)s::uuid where %(exclusive)s::boolean
       union
       select same.id from job same where same.concurrency_key = %(slot_key)s::text))
-    and j.enabled and not j.paused and j.source_enabled and j.sink_enabled
-    and coalesce(s.enabled, true) and coalesce(t.enabled, true)
-    and (j.overlap = 'allow' or not exists (select from job_run x
-      where x.job_id = j.id and x.started_at is not null and x.finished_at is null))
-    and (k.key is null or k.max > (select count(*) from job_run x
-      where x.slot_key = k.key and x.finished_at is null))
+    -- include: switched_on
+    -- include: has_room
 ), place (job_id, queue) as (
   select freed.id, (select r.queue || '' from job_run r
     where r.status = 'PENDING' and r.job_id = freed.id order by r.queue || '' limit 1)

@@ -263,14 +263,23 @@ def test_what_two_statements_say_alike_stands_once() -> None:
         "one": "select 1\n  where a\n  and b",
         "two": "select 2\n  where a\n",
     }
+    alone = text.partition("\n\n")[2]
     with pytest.raises(statements.MalformedStatements, match="no fragment known stands before"):
-        statements.parse(text.partition("\n\n")[2], "file")
+        statements.parse(alone, "file")
+    assert (
+        statements.parse(alone, "file", {"known": "  where z\n"})["two"] == "select 2\n  where z\n"
+    )
+    nested = "-- fragment: more\n-- It.\n  -- include: known\n  or c\n\n-- name: one\n-- It.\n" + (
+        "select 3\n-- include: more\n;\n"
+    )
+    found = statements.parse(text.partition("\n\n")[0] + "\n\n" + nested, "file")
+    assert found == {"one": "select 3\n  where a\n  or c\n"}
 
 
 @pytest.mark.parametrize("path", sorted(statements.FOLDER.glob("*.sql")), ids=lambda p: p.stem)
 def test_every_file_of_ours_reads(path: Any) -> None:
     found = statements.load(path.stem)
-    assert found
+    assert found or path.stem == "shared"
     for statement in found.values():
         # A comment inside would be searched for parameters too.
         assert "%" not in "".join(
