@@ -201,11 +201,14 @@ def across(server: str, folder: Path) -> Iterable[str]:
 
 
 def main() -> None:
+    import fidelity_declared
+
     server = os.environ["CLAIMCHECK_TEST_DATABASE_URL"]
     logging.disable(logging.WARNING)
     with fresh_database(server) as source, fresh_database(server) as sink:
         prepare(source, sink)
         print(page(try_pair(source, sink, pair) for pair in pairs()), end="")
+        print(fidelity_declared.section(source, sink), end="")
     print(ACROSS.rstrip())
     with tempfile.TemporaryDirectory() as folder:
         for text in across(server, Path(folder)):

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import fidelity
+import fidelity_declared
 import psycopg
 import pytest
 from fidelity_cases import Pair
@@ -43,3 +44,7 @@ def test_the_page_is_what_the_matrix_prints(ends: tuple[Database, Database]) -> 
     page = PAGE.read_text()
     missing = [line for line in map(fidelity.line, RESULTS) if line not in page]
     assert not missing, fidelity.ANEW
+
+
+def test_columns_that_a_table_fills_arrive_or_are_refused(ends: tuple[Database, Database]) -> None:
+    assert fidelity_declared.section(*ends) in PAGE.read_text(), fidelity.ANEW
