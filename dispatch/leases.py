@@ -54,7 +54,7 @@ class RunLeaseService:
         return self._ask(link, "report", run_id, token, progress)
 
     def write_log(self, link: Link, run_id: UUID, token: UUID, delta: LogDelta) -> bool:
-        """Append to the run's log; False where the token holds nothing any more."""
+        """Append to the run's log; False where the token holds nothing, or a newer delta came."""
         return link.row(_SQL["write_log"], log_parameters(run_id, token, delta)) is not None
 
     def _ask(

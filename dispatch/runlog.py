@@ -19,7 +19,10 @@ TAIL_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LogDelta:
-    """What is to be written: ``head`` goes on at byte ``offset``, ``tail`` replaces the old one."""
+    """What is to be written: ``head`` goes on at character ``offset``, ``tail`` replaces the old.
+
+    It holds all that is not known to be stored, so that what an unanswered one stored is within.
+    """
 
     offset: int
     head: str
@@ -35,7 +38,7 @@ class RunLog:
         self._lock = threading.Lock()
         self._new_head: list[str] = []
         self._head_bytes = 0
-        self._stored_bytes = 0
+        self._stored_length = 0
         self._head_is_full = False
         self._tail: deque[str] = deque()
         self._tail_bytes = 0
@@ -68,7 +71,7 @@ class RunLog:
             if self._version == self._stored_version:
                 return None
             return LogDelta(
-                offset=self._stored_bytes,
+                offset=self._stored_length,
                 head="".join(self._new_head),
                 tail="".join(self._tail),
                 dropped_bytes=self._dropped,
@@ -78,11 +81,11 @@ class RunLog:
     def stored(self, delta: LogDelta) -> None:
         """``delta`` is committed. A delta that overlaps one stored before changes nothing."""
         with self._lock:
-            size = len(delta.head.encode())
-            if delta.offset == self._stored_bytes:
-                self._stored_bytes += size
-                while size > 0:
-                    size -= len(self._new_head.pop(0).encode())
+            length = len(delta.head)
+            if delta.offset == self._stored_length:
+                self._stored_length += length
+                while length > 0:
+                    length -= len(self._new_head.pop(0))
             self._stored_version = max(self._stored_version, delta.version)
 
 

@@ -27,16 +27,21 @@ where id = %(run_id)s::uuid and lease_token = %(token)s::uuid and finished_at is
 returning status;
 
 -- name: write_log
--- Append to a run's log, under its token (R-F1, R-X5). `head` grows from `offset` bytes on, so that a
--- repetition after a lost answer appends nothing twice; `tail` is replaced.
+-- Append to a run's log, under its token (R-F1, R-X5). `head` goes on at character `offset`; of it
+-- what lies beyond the stored end is appended, so that neither a repetition after a lost answer nor
+-- a delta that another one overtook stores a line twice or leaves one out. Where a failover lost
+-- the end it goes on behind what is left. `tail` is replaced, but not by an older one: its bytes,
+-- with those dropped before them, only ever grow.
 insert into run_log (run_id, head, tail, dropped_bytes, updated_at)
 select r.id, %(head)s::text, %(tail)s::text, %(dropped_bytes)s::bigint, clock_timestamp()
 from job_run r
 where r.id = %(run_id)s::uuid and r.lease_token = %(token)s::uuid and r.finished_at is null
 on conflict (run_id) do update
 set head = run_log.head
-      || case when octet_length(run_log.head) = %(offset)s::integer then excluded.head else '' end,
+      || substr(excluded.head, 1 + length(run_log.head) - %(offset)s::integer),
     tail = excluded.tail, dropped_bytes = excluded.dropped_bytes, updated_at = excluded.updated_at
+where run_log.dropped_bytes + octet_length(run_log.tail)
+  <= excluded.dropped_bytes + octet_length(excluded.tail)
 returning run_id;
 
 -- name: exists

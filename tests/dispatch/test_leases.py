@@ -538,9 +538,14 @@ def test_a_forked_child_keeps_its_own_runs__R_L4(database: str, rows: Rows) -> N
 # The run's log
 
 
-def lines_of(log: RunLog) -> tuple[str, str, int]:
+def pending(log: RunLog) -> LogDelta:
     delta = log.pending()
     assert delta is not None
+    return delta
+
+
+def lines_of(log: RunLog) -> tuple[str, str, int]:
+    delta = pending(log)
     return delta.head, delta.tail, delta.dropped_bytes
 
 
@@ -567,9 +572,7 @@ def test_a_log_holds_what_no_database_can_and_the_longest_line__R_X5(
     log.add("x" * 1_000_000)
     for _ in range(200):
         log.add("y" * 5_000)
-    delta = log.pending()
-    assert delta is not None
-    assert LEASES.write_log(claimer.link, held.id, held.token, delta)
+    assert LEASES.write_log(claimer.link, held.id, held.token, pending(log))
     [stored] = rows("select * from run_log")
     assert stored["head"].startswith("a\ufffdb ? c\n")
     assert stored["dropped_bytes"] > 0
@@ -579,24 +582,56 @@ def test_a_delta_that_is_written_twice_appends_once__R_R7(rows: Rows, claimer: C
     held = claimer.directed(new_run(rows, new_job(rows, "orders")))
     assert held is not None
     log = RunLog()
-    log.add("one")
-    first = log.pending()
-    assert first is not None
+    log.add("één")
+    first = pending(log)
     for _ in range(2):
         assert LEASES.write_log(claimer.link, held.id, held.token, first)
-    log.add("two")
-    both = log.pending()
-    assert both is not None
-    assert both.offset == 0
-    assert LEASES.write_log(claimer.link, held.id, held.token, both)
-    [stored] = rows("select head from run_log")
-    assert stored["head"] in {"one\n", "one\ntwo\n"}
+    log.add("twee")
+    # Its answer was lost, so the next one holds it again; what is new in that one is kept.
+    both = pending(log)
+    assert (both.offset, both.head) == (0, "één\ntwee\n")
+    for _ in range(2):
+        assert LEASES.write_log(claimer.link, held.id, held.token, both)
+        assert rows("select head from run_log") == [{"head": "één\ntwee\n"}]
     log.stored(first)
-    second = log.pending()
-    assert second is not None
-    assert (second.offset, second.head) == (4, "two\n")
+    second = pending(log)
+    assert (second.offset, second.head) == (4, "twee\n")
     for _ in range(2):
         assert LEASES.write_log(claimer.link, held.id, held.token, second)
-    assert rows("select head from run_log") == [{"head": "one\ntwo\n"}]
+    assert rows("select head from run_log") == [{"head": "één\ntwee\n"}]
     log.stored(second)
     assert log.pending() is None
+
+
+def test_a_delta_that_comes_late_takes_nothing_back__R_X5(rows: Rows, claimer: Claimer) -> None:
+    held = claimer.directed(new_run(rows, new_job(rows, "orders")))
+    assert held is not None
+    log = RunLog()
+    for n in range(60):
+        log.add(f"{n:02} " + "é" * 2_500)
+    late = pending(log)
+    assert late.tail
+    log.add("the last line")
+    for delta in (pending(log), late):
+        LEASES.write_log(claimer.link, held.id, held.token, delta)
+    [stored] = rows("select head, tail, dropped_bytes from run_log")
+    assert stored["head"] == late.head
+    assert stored["tail"].endswith("the last line\n")
+    log.add("one more")
+    assert LEASES.write_log(claimer.link, held.id, held.token, pending(log))
+    [stored] = rows("select head, tail, dropped_bytes from run_log")
+    assert stored["tail"].endswith("the last line\none more\n")
+
+
+def test_a_log_that_a_failover_took_lines_from_goes_on__R_X5(rows: Rows, claimer: Claimer) -> None:
+    held = claimer.directed(new_run(rows, new_job(rows, "orders")))
+    assert held is not None
+    log = RunLog()
+    for line in ("one", "two", "three"):
+        log.add(line)
+        delta = pending(log)
+        assert LEASES.write_log(claimer.link, held.id, held.token, delta)
+        log.stored(delta)
+        if line == "two":
+            rows("update run_log set head = %s", "one\n")
+    assert rows("select head from run_log") == [{"head": "one\nthree\n"}]

@@ -119,6 +119,29 @@ def test_a_finish_is_repeated_and_recorded_once__R_R7__R_F2(
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
+def test_a_log_whose_writing_was_not_answered_is_whole__R_R7__R_X5(
+    rows: Rows, recorder: Recorder, cutter: Proxy, answered: bool
+) -> None:
+    def work(run: RunContext) -> None:
+        cutter.cut_when(sends(b"insert into run_log"), answered=answered)
+        run.log.info("the first line")
+        until("the answer to be lost", lambda: cutter.cuts == 1, 10)
+        run.log.info("the last line")
+
+    worker = Worker(rows, recorder)
+    try:
+        run_id = new_run(rows, worker.job("orders", work))
+        assert worker.run(run_id) == [run_id]
+    finally:
+        worker.close()
+    [kept] = rows("select head from run_log")
+    assert [line.rpartition(" INFO ")[2] for line in kept["head"].splitlines()] == [
+        "the first line",
+        "the last line",
+    ]
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
 def test_a_finish_that_was_recovered_meanwhile_is_fenced__R_R7__R_F1(
     rows: Rows, recorder: Recorder, cutter: Proxy, answered: bool
 ) -> None:
