@@ -8,7 +8,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
+
+from db import session
 
 # Its lines about contexts and transactional DDL tell an operator nothing.
 logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -20,6 +22,8 @@ _FOLLOWS = re.compile(r'^down_revision(?:: [\w | ]+)? = "(\w+)"', re.MULTILINE)
 
 # Any number of processes may migrate at once; one does, the others wait and find it done.
 MIGRATION_LOCK = 0x636C61696D
+UPGRADE_SECONDS = 6 * 3600.0
+"""How long one statement may run, and another process be waited for: history may be long."""
 
 
 class MigrationMissing(Exception):
@@ -62,18 +66,31 @@ def status(engine: Engine) -> MigrationStatus:
 
 
 def upgrade(engine: Engine, revision: str = "head") -> MigrationStatus:
-    """Apply what is missing, in one transaction, and return where the database stands then."""
+    """Apply what is missing, in one transaction, and return where the database stands then.
+
+    Raises sqlalchemy.exc.DBAPIError, also where a table is locked for longer than LOCK_SECONDS:
+    whoever waited for it further would keep all others from it meanwhile.
+    """
     from alembic.config import Config
 
     from alembic import command
 
     config = Config()
     config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
-    with engine.begin() as connection:
-        connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+    with engine.begin() as connection, session.unhurried(connection, UPGRADE_SECONDS):
+        _take_turn(connection)
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
     return status(engine)
+
+
+def _take_turn(connection: Connection) -> None:
+    """Wait for the process that migrates now; the deadline of other locks is kept from this one."""
+    limit = text("select set_config('lock_timeout', :value, true)")
+    before = connection.scalar(text("select current_setting('lock_timeout')"))
+    connection.execute(limit, {"value": "0"})
+    connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+    connection.execute(limit, {"value": before})
 
 
 def require_current(engine: Engine) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy
@@ -15,7 +17,7 @@ from psycopg import conninfo
 from sqlalchemy import Engine, text
 
 from alembic import command
-from db import migrations
+from db import migrations, session
 from db.models import Base
 
 POPULATIONS = Path(__file__).parent / "populations"
@@ -144,3 +146,35 @@ def test_upgrading_again_changes_nothing(engine: Engine) -> None:
 
 def test_the_newest_version_is_the_one_that_alembic_finds() -> None:
     assert migrations.head() == versions()[-1]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_upgrade_outlasts_the_deadlines_of_other_statements(
+    empty_database: str,
+    configure: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    processes: int,
+) -> None:
+    monkeypatch.setattr(session, "STATEMENT_SECONDS", 0.3)
+    monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.6)
+    monkeypatch.setitem(session._SESSION, "statement_timeout", 300)
+    monkeypatch.setitem(session._SESSION, "lock_timeout", 100)
+    apply = command.upgrade
+
+    def take_long(config: Config, revision: str) -> None:
+        connection = config.attributes["connection"]
+        assert connection.scalar(text("select current_setting('lock_timeout')")) == "100ms"
+        connection.execute(text("select pg_sleep(1)"))
+        apply(config, revision)
+
+    monkeypatch.setattr(command, "upgrade", take_long)
+    configure(DATABASE_URL=empty_database, REDIS_URL="redis://127.0.0.1:1/0")
+    session.dispose()
+    try:
+        engine = session.engine()
+        with ThreadPoolExecutor(processes) as pool:
+            found = [pool.submit(migrations.upgrade, engine) for _ in range(processes)]
+        # The second waited for the first all the while, and found it done.
+        assert [one.result().is_current for one in found] == [True] * processes
+    finally:
+        session.dispose()
