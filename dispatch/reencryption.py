@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -15,6 +15,9 @@ from db.envelopes import EnvelopeError, OtherKey, check_key, rewrap
 from db.keyring import Keyring
 
 BATCH = 200
+"""How many rows one transaction of a pass looks at, and rewraps at most."""
+COUNTED = 2_000
+"""How many attempts one statement counts the snapshots of."""
 LOCK_SECONDS = 1.0
 
 _SQL = statements.load("keys")
@@ -38,13 +41,30 @@ class Reencrypted:
 
 
 def versions_in_use() -> dict[str, dict[str, int]]:
-    """Retained envelopes by key version: ``{"v1": {"datasources": 2, "snapshots": 40}}``."""
+    """Retained envelopes by key version: ``{"v1": {"datasources": 2, "snapshots": 40}}``.
+
+    Counted in short transactions. A claim takes its snapshots from the datasources, and these come
+    first: an envelope that is in use all the while is found in one of the two places.
+    """
     found: dict[str, dict[str, int]] = {}
+
+    def add(kind: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        for row in rows:
+            if row["key_version"] is not None:
+                counts = found.setdefault(row["key_version"], {"datasources": 0, "snapshots": 0})
+                counts[kind] += row["envelopes"]
+
     with session.transaction() as connection:
-        for row in statements.rows(connection, _SQL["versions_in_use"]):
-            counts = found.setdefault(row["key_version"], {"datasources": 0, "snapshots": 0})
-            counts[row["kind"]] = row["envelopes"]
-    return found
+        add("datasources", statements.rows(connection, _SQL["datasource_versions"]))
+    after: UUID | None = None
+    while True:
+        asked = {"after": after, "batch": COUNTED}
+        with session.transaction() as connection:
+            rows = statements.rows(connection, _SQL["snapshot_versions"], asked)
+        if not rows:
+            return found
+        add("snapshots", rows)
+        after = rows[0]["last"]
 
 
 @dataclass(slots=True)
@@ -153,14 +173,15 @@ def _pass(
     after: UUID | None = None
     changed = done.total
     while True:
-        batch = BATCH if limit is None else min(BATCH, limit - changed)
-        if batch <= 0:
-            done.complete = False
-            return
-        asked = {"current": keyring.current, "after": after, "batch": batch}
+        asked = {"current": keyring.current, "after": after, "batch": BATCH}
         with session.transaction(lock_seconds=LOCK_SECONDS) as connection:
             rows = statements.rows(connection, _SQL[candidates], asked)
             for row in rows:
+                if not row["to_rewrap"]:
+                    continue
+                if changed == limit:
+                    done.complete = False
+                    return
                 try:
                     rewrap_row(connection, keyring, row, done)
                 except EnvelopeError as error:
@@ -169,7 +190,7 @@ def _pass(
                     changed += 1
         if progress is not None:
             progress(done.total)
-        if len(rows) < batch:
+        if len(rows) < BATCH:
             return
         after = rows[-1]["id"]
 

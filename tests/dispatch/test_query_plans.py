@@ -22,8 +22,8 @@ from dispatch.claims import DEEP_WINDOW, PRIORITIES, TRIES, WINDOW
 from dispatch.finalization import WATERMARK_BASIS
 
 FINISHED, WAITING, HELD = 100_000, 20_000, 200
-CLAIMS, FINISH, LEASES, CANCEL, LINEAGE = (
-    statements.load(name) for name in ("claims", "finish", "leases", "cancel", "lineage")
+CLAIMS, FINISH, LEASES, CANCEL, LINEAGE, KEYS = (
+    statements.load(name) for name in ("claims", "finish", "leases", "cancel", "lineage", "keys")
 )
 
 
@@ -204,7 +204,7 @@ def table(request: pytest.FixtureRequest, rows: Rows, database: str) -> Iterator
 
 def prepare_all(table: Table) -> None:
     for name, statement in {
-        **CLAIMS, **FINISH, **LEASES, **CANCEL, **LINEAGE,
+        **CLAIMS, **FINISH, **LEASES, **CANCEL, **LINEAGE, **KEYS,
     }.items():  # fmt: skip
         table.prepare(name, statement)
 
@@ -327,6 +327,15 @@ def test_every_hot_statement_reads_few_rows_by_its_index__R_C3__R_C4(table: Tabl
         400,
         HELD,
     )
+
+
+def test_a_rotation_looks_at_a_batch_of_the_history_at_a_time__R_X3(table: Table) -> None:
+    # Nothing is sealed with another key, so that a statement would look for it to the end.
+    near = table.one("select id from job_run order by id offset 60000 limit 1")
+    for after in (None, near):
+        asked = {"after": after, "batch": 200, "current": "v1"}
+        check(table.explain("snapshot_versions", asked), {"job_run": {"job_run_pkey"}}, 500, 1)
+        check(table.explain("runs_to_rewrap", asked), {"job_run": {"job_run_pkey"}}, 2_000, 201)
 
 
 def test_a_deep_look_reads_each_waiting_run_once_at_most__R_C3(table: Table) -> None:
