@@ -360,8 +360,8 @@ class RunFinalizationService:
                 return Finished.of(row, asked["delay"])
             if not row["chained"]:
                 return None
-        with link.get().transaction():
-            connection = link.get()
+        connection = link.get()
+        with connection.transaction():
             if delta is not None:
                 statements.rows(
                     connection, log_statement(), log_parameters(claimed.id, claimed.token, delta)

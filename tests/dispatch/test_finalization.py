@@ -14,6 +14,7 @@ from run_support import Recorder, Rows, in_thread, new_job, run, waits_for_a_loc
 from support.waiting import until
 from worker_support import Claimer, new_datasource, new_run
 
+from db import session
 from dispatch import catalog, chains, enqueue, finalization
 from dispatch.catalog import jobs
 from dispatch.claims import ClaimedRun
@@ -142,6 +143,22 @@ def test_all_of_an_end_commits_together_or_not_at_all__R_F2(
     assert (found["status"], found["counters"]) == ("SUCCEEDED", {"read": 3})
     assert rows("select watermark from job") == [{"watermark": "9"}]
     assert rows("select head from run_log") == [{"head": "a line\n"}]
+
+
+def test_an_end_stays_on_the_connection_that_it_began_on__R_F2(
+    rows: Rows, claimer: Claimer, service: RunFinalizationService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed = held(rows, claimer)
+    log = RunLog()
+    log.add("a line")
+    # As if the server had a word to say right after it answered the BEGIN.
+    idle = psycopg.pq.TransactionStatus.IDLE
+    monkeypatch.setattr(session, "is_alive", lambda link: link.info.transaction_status == idle)
+    rows("alter table audit_event add constraint none check (action <> 'run.finish') not valid")
+    before = everything(rows)
+    with pytest.raises(FinishRefused):
+        service.finish(claimer.link, claimed, success(Outcome()), log=log)
+    assert everything(rows) == before
 
 
 @pytest.mark.parametrize("end", ENDINGS)
