@@ -1,9 +1,9 @@
 """One part of a parallel run, in a process of its own: rows in Python keep one core busy each.
 
 Started by :mod:`tasks.replicate.parts` as a script. Its task, credentials included, comes over
-standard input; it reports on standard output in JSON lines and never logs. It opens both ends and
-waits to be told that all parts have. When standard input ends, because the run was stopped or its
-worker died, both ends are stopped and the process exits.
+standard input; it reports in JSON lines on what was its standard output, and never logs. It opens
+both ends and waits to be told that all parts have. When standard input ends, because the run was
+stopped or its worker died, both ends are stopped and the process exits.
 """
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ def _bare_packages() -> None:
     package = types.ModuleType("tasks")
     package.__path__ = [str(here.parent)]
     sys.modules["tasks"] = package
+
+
+def _reports() -> BinaryIO:
+    """Where to report; what a connector or a library prints goes to standard error instead."""
+    reports = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return reports
 
 
 def main(inward: BinaryIO, outward: BinaryIO) -> int:
@@ -72,6 +79,4 @@ def main(inward: BinaryIO, outward: BinaryIO) -> int:
 
 
 if __name__ == "__main__":
-    status = main(sys.stdin.buffer, sys.stdout.buffer)
-    sys.stdout.flush()
-    os._exit(status)
+    os._exit(main(sys.stdin.buffer, _reports()))

@@ -137,6 +137,16 @@ def _task(
     }
 
 
+def _report(number: int, line: bytes) -> dict[str, Any]:
+    """What a part reports; a line that is no report is its failure."""
+    with contextlib.suppress(ValueError, RecursionError):
+        message = json.loads(line)
+        if isinstance(message, dict):
+            return message
+    error = f"the process of part {number} wrote a line that is no report"
+    return {"error": error, "code": "handler_error", "permanent": False}
+
+
 def _failure(message: dict[str, Any]) -> HandlerFailure:
     return HandlerFailure(message["error"], code=message["code"], permanent=message["permanent"])
 
@@ -170,9 +180,12 @@ class _Process:
     def _read(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._put((self._number, json.loads(line)))
-        self._put((self._number, None))
+        try:
+            for line in self._process.stdout:
+                self._put((self._number, _report(self._number, line)))
+        finally:
+            # Whatever ends the reports: who waits for the next one must not wait for ever.
+            self._put((self._number, None))
 
     def tell(self, message: dict[str, Any]) -> None:
         if self._process is not None and self._process.stdin is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -13,7 +14,7 @@ from psycopg import conninfo
 from replication_kit import Database, Job, url_of
 
 from dispatch.context import HandlerFailure, RunStopped
-from tasks.replicate import modes
+from tasks.replicate import modes, parts, registry
 from tasks.replicate.connectors.postgresql.sink import PostgreSQLSink
 
 Make = Callable[..., Job]
@@ -219,6 +220,51 @@ def test_a_stop_ends_all_parts_within_a_second__R_K2(
     progress.join(timeout=10)
     _no_sessions(sink)
     assert context.warning is not None
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("filled")
+def test_what_a_part_prints_is_no_report(
+    job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third party's connector prints when it is loaded, as a library may at any time."""
+    registry.connectors()  # here it is not loaded: only in the parts
+    installed = tmp_path / "loud-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: loud\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(f"[{registry.GROUP}]\nloud = loud:Loud\n")
+    (tmp_path / "loud.py").write_text(
+        f"open({str(tmp_path / 'loaded')!r}, 'w').close()\n"
+        "import os, subprocess\n"
+        "print('good morning')\n"
+        "os.write(1, b'from C\\n')\n"
+        "subprocess.run(['echo', 'from a child'])\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert job("complete", "t", parallelism=2).run().rows_processed == 20000
+    assert (tmp_path / "loaded").exists()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize("line", ["good morning", "1", "\\xff", "[" * 20000])
+def test_a_line_that_is_no_report_is_the_parts_failure(
+    sink: Database, job: Make, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "part.py"
+    script.write_text(
+        "import sys\n"
+        f"sys.stdout.buffer.write(b'{line}\\n')\n"
+        "sys.stdout.flush()\n"
+        "sys.stdin.buffer.read()\n"
+    )
+    monkeypatch.setattr(parts, "SCRIPT", script)
+    context = job("complete", "t", parallelism=2).context()
+    with pytest.raises(HandlerFailure, match="wrote a line that is no report") as caught:
+        modes.run(context)
+    assert caught.value.code == "handler_error"
+    assert context.warning is None
+    _no_sessions(sink)
 
 
 def _wait_for_rows(context, then: Callable[[], None]) -> None:  # type: ignore[no-untyped-def]
