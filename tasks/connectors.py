@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tasks.replicate import registry
+from tasks.replicate.connector import Problem
 from tasks.replicate.spec import ReplicationSpec, SpecError
 
 
@@ -19,8 +20,8 @@ class RegisteredConnectors:
         """Raises UnknownConnector and MissingExtra, which are ValueErrors with the way out."""
         return registry.get(name).name
 
-    def check_config(self, connector: str, config: Mapping[str, Any]) -> list[str]:
-        return registry.check_config(connector, config)
+    def check_config(self, connector: str, config: Mapping[str, Any]) -> list[tuple[str, str]]:
+        return _told(registry.check_config(connector, config))
 
     def secret_keys(self, connector: str) -> Collection[str]:
         found = registry.connectors().get(connector)
@@ -36,8 +37,7 @@ class RegisteredConnectors:
         try:
             spec = ReplicationSpec.parse(definition)
         except SpecError as error:
-            mistakes = [(found.key, found.message) for found in error.problems]
-            return dict(definition), mistakes + _unable(error.spec, source, sink)
+            return dict(definition), _told(error.problems) + _unable(error.spec, source, sink)
         problems = _unable(spec, source, sink)
         # What was not stated stays out: the spec gives it the same default at each reading.
         return spec.model_dump(mode="json", exclude_unset=True, exclude_none=True), problems
@@ -46,14 +46,15 @@ class RegisteredConnectors:
 def _unable(
     spec: ReplicationSpec | None, source: str | None, sink: str | None
 ) -> list[tuple[str, str]]:
-    """What the job asks for that its connectors cannot do, as (key, message)."""
+    """What the job asks for that its connectors cannot do."""
     if spec is None or source is None or sink is None:
         return []
-    found = []
-    for text in registry.problems(spec, source, sink):
-        key, separator, message = text.partition(": ")
-        found.append((key, message) if separator else ("", text))
-    return found
+    return _told(registry.problems(spec, source, sink))
+
+
+def _told(problems: Sequence[Problem]) -> list[tuple[str, str]]:
+    """The problems as definitions take them, which do not know replication."""
+    return [(problem.key, problem.message) for problem in problems]
 
 
 CONNECTORS = RegisteredConnectors()

@@ -21,6 +21,7 @@ from dispatch.definitions.documents import (
     Problem,
     Report,
     Unset,
+    UnsetVariable,
     read,
 )
 from dispatch.definitions.fields import Fields, check_name
@@ -185,14 +186,10 @@ def parse_datasource(
         return None
     config = {key: raw[key] for key in raw if key not in ("connector", "enabled")}
     unset = {key for key, value in config.items() if isinstance(value, Unset)}
-    for message in connectors.check_config(connector, config):
-        key, separator, rest = message.partition(":")
-        if key in unset or (unset and not key.isidentifier()):
+    for key, message in connectors.check_config(connector, config):
+        if key in unset or (unset and not key):
             continue  # it may only follow from a variable that is not set
-        if separator and key in config:
-            report.add((*path, key), rest.strip())
-        else:
-            report.add(path, message)
+        report.add((*path, key) if key else path, message)
     return DatasourceDefinition(name, connector, config, fields.boolean("enabled", None), path)
 
 
@@ -260,11 +257,11 @@ def texts(value: Any, path: Path) -> list[tuple[Path, str]]:
 
 def _without_echoes(problems: list[Problem]) -> list[Problem]:
     """Leave out what only follows from a variable that is not set."""
-    unset = {problem.path for problem in problems if "environment variable" in problem.message}
+    unset = {problem.path for problem in problems if isinstance(problem, UnsetVariable)}
     return [
         problem
         for problem in problems
-        if problem.path not in unset or "environment variable" in problem.message
+        if problem.path not in unset or isinstance(problem, UnsetVariable)
     ]
 
 

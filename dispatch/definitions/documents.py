@@ -43,6 +43,11 @@ class Problem:
         return text if self.line is None else f"line {self.line}: {text}"
 
 
+@dataclass(frozen=True, slots=True)
+class UnsetVariable(Problem):
+    """A value names an environment variable that is not set; what else is wrong there follows."""
+
+
 class DefinitionError(Exception):
     """Definitions are refused; ``problems`` holds every mistake found, in the file's order."""
 
@@ -282,7 +287,8 @@ class _Reader:
             used.add(name)
             value = self._environ.get(name)
             if value is None:
-                self._problem(path, node, f"the environment variable {name} is not set")
+                message = f"the environment variable {name} is not set"
+                self.problems.append(UnsetVariable(path, message, node.start_mark.line + 1))
                 return ""
             return value
 

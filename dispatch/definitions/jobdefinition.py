@@ -50,8 +50,11 @@ class Connectors(Protocol):
     def canonical(self, name: str) -> str:
         """The connector's own name for an alias. Raises ValueError, with the way out."""
 
-    def check_config(self, connector: str, config: Mapping[str, Any]) -> list[str]:
-        """What is wrong with a datasource's configuration; holds none of its values."""
+    def check_config(self, connector: str, config: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """What is wrong with a datasource's configuration, as (key, message); holds no value of it.
+
+        The key is empty where it is no one setting.
+        """
 
     def secret_keys(self, connector: str) -> Collection[str]:
         """The keys of a configuration that may hold a secret."""

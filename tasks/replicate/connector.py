@@ -65,6 +65,7 @@ from tasks.replicate.shapes import (
     Lane,
     Load,
     Part,
+    Problem,
     ReadRequest,
     Relation,
     TableName,
@@ -93,6 +94,7 @@ __all__ = [
     "Lane",
     "Load",
     "Part",
+    "Problem",
     "ReadRequest",
     "Relation",
     "Row",
@@ -393,7 +395,7 @@ class Connector(ABC):
         return None
 
     @abstractmethod
-    def check_config(self, config: Mapping[str, Any]) -> list[str]:
+    def check_config(self, config: Mapping[str, Any]) -> list[Problem]:
         """What is wrong with a configuration, without connecting and without echoing it."""
 
     @abstractmethod

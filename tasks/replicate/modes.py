@@ -52,7 +52,7 @@ def run(context: RunContext) -> Outcome:
 
         return patterns.run(context, spec, source)
     refusals = registry.problems(spec, source.name, sink.name)
-    planner.refuse(refusals)
+    planner.refuse([str(problem) for problem in refusals])
     try:
         return Replication(context, spec, source, sink).run()
     except Exception:

@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from tasks.replicate.connector import DEFAULT_LAG_SECONDS, DEFAULT_LAG_UNITS, Connector
+from tasks.replicate.connector import (
+    DEFAULT_LAG_SECONDS,
+    DEFAULT_LAG_UNITS,
+    Connector,
+    Problem,
+)
 from tasks.replicate.spec import ReplicationSpec
 
 GROUP = "claimcheck.connectors"
@@ -81,12 +86,12 @@ def get(name: str) -> Connector:
     return connector
 
 
-def check_config(name: str, config: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a datasource's configuration, each as one message without its values."""
+def check_config(name: str, config: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong with a datasource's configuration, each without its values."""
     try:
         connector = get(name)
     except (UnknownConnector, MissingExtra) as error:
-        return [str(error)]
+        return [Problem("", str(error))]
     return connector.check_config(config)
 
 
@@ -95,33 +100,36 @@ def test(name: str, config: Mapping[str, Any]) -> str:
     connector = get(name)
     problems = connector.check_config(config)
     if problems:
-        raise ValueError("; ".join(problems))
+        raise ValueError("; ".join(map(str, problems)))
     return connector.test(config)
 
 
-def problems(spec: ReplicationSpec, source_connector: str, sink_connector: str) -> list[str]:
+def problems(spec: ReplicationSpec, source_connector: str, sink_connector: str) -> list[Problem]:
     """What the job asks for that its connectors cannot do, for ``apply``; empty if all is well."""
-    found: list[str] = []
+    found: list[Problem] = []
     try:
         source, sink = get(source_connector), get(sink_connector)
     except (UnknownConnector, MissingExtra) as error:
-        return [str(error)]
+        return [Problem("", str(error))]
     reads, writes = source.capabilities, sink.capabilities
+
+    def problem(key: str, message: str) -> None:
+        found.append(Problem(key, message))
 
     def need(able: bool, key: str, message: str) -> None:
         if not able:
-            found.append(f"{key}: {message}")
+            problem(key, message)
 
     if not reads.source_modes:
-        found.append(f"source: {source.name} cannot be a source")
+        problem("source", f"{source.name} cannot be a source")
     elif spec.mode not in reads.source_modes:
         can = ", ".join(sorted(reads.source_modes))
-        found.append(f"mode: {source.name} cannot be read in mode {spec.mode}; it can {can}")
+        problem("mode", f"{source.name} cannot be read in mode {spec.mode}; it can {can}")
     if not writes.sink_modes:
-        found.append(f"sink: {sink.name} cannot be a sink")
+        problem("sink", f"{sink.name} cannot be a sink")
     elif spec.mode not in writes.sink_modes:
         can = ", ".join(sorted(writes.sink_modes))
-        found.append(f"mode: {sink.name} cannot be written in mode {spec.mode}; it can {can}")
+        problem("mode", f"{sink.name} cannot be written in mode {spec.mode}; it can {can}")
     if spec.source.query is not None or spec.source.where is not None:
         need(reads.queries, "source", f"{source.name} has no query and no where; remove them")
     if spec.atomic is not None and spec.mode in writes.sink_modes:

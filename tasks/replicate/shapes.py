@@ -18,6 +18,20 @@ DEFAULT_LAG_UNITS = 10_000
 """Of numeric watermarks, likewise."""
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake in a definition or a configuration, and the way out; holds no value of it.
+
+    ``key`` is where it stands (``source.table``); empty where that is no one key.
+    """
+
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}" if self.key else self.message
+
+
 class Kind(StrEnum):
     """What a column's values are, whatever an engine calls its type."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 
 from dispatch.durations import parse_duration
 from tasks.replicate.names import matching, split_name
+from tasks.replicate.shapes import Problem
 
 Mode = Literal["complete", "complete-atomic", "incremental"]
 
@@ -25,17 +25,6 @@ GENERAL_KEYS = frozenset(
 _MOST = 2**63 - 1
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi)?b?(?:/s)?", re.IGNORECASE)
 _FACTOR = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One mistake in a definition: the key it stands at (``source.table``) and the way out."""
-
-    key: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.key}: {self.message}" if self.key else self.message
 
 
 class SpecError(ValueError):

@@ -55,11 +55,11 @@ class TwoConnectors:
             raise ValueError(f"no connector is named {name} (there are postgresql, sqlite)")
         return name
 
-    def check_config(self, connector: str, config: Mapping[str, Any]) -> list[str]:
+    def check_config(self, connector: str, config: Mapping[str, Any]) -> list[tuple[str, str]]:
         known = ("url", "schema")
-        found = [f"{key}: is no setting of {connector}" for key in config if key not in known]
+        found = [(key, f"is no setting of {connector}") for key in config if key not in known]
         if not str(config.get("url", "")).startswith(connector):
-            found.append(f"url: must start with {connector}:")
+            found.append(("url", f"must start with {connector}:"))
         return found
 
     def secret_keys(self, connector: str) -> list[str]:

@@ -9,7 +9,7 @@ from replication_kit import Database, Job, url_of
 from support import pooler
 
 from tasks.replicate import registry
-from tasks.replicate.connector import SinkError, SourceError
+from tasks.replicate.connector import Problem, SinkError, SourceError
 
 pytestmark = pytest.mark.skipif(pooler.program() is None, reason="there is no PgBouncer here")
 
@@ -53,4 +53,4 @@ def test_a_pooler_that_keeps_sessions_may_stand_between(
 def test_another_kind_of_pooler_is_no_setting() -> None:
     config = {"url": "postgresql://a@localhost/b", "pooler": "transaction"}
     found = registry.check_config("postgresql", config)
-    assert found == ["pooler: may only be session; without one leave it out"]
+    assert found == [Problem("pooler", "may only be session; without one leave it out")]

@@ -9,7 +9,7 @@ import pytest
 from replication_kit import definition
 
 from tasks.replicate import page, registry
-from tasks.replicate.connector import Connector, SinkError, SourceError
+from tasks.replicate.connector import Connector, Problem, SinkError, SourceError
 from tasks.replicate.connectors import urls
 from tasks.replicate.spec import ReplicationSpec, SpecError
 
@@ -33,7 +33,7 @@ def test_a_wrong_configuration_is_told_without_its_values(name: str) -> None:
     for config in ({}, {"url": "nonsense://u:secret-word@h:x:y"}, {"nonsense": "secret-word"}):
         found = registry.check_config(name, config)
         assert found
-        assert "secret-word" not in "".join(found)
+        assert "secret-word" not in "".join(map(str, found))
 
 
 @pytest.mark.parametrize("name", ["postgresql", "mysql"])
@@ -54,14 +54,15 @@ def test_a_wrong_configuration_is_told_without_its_values(name: str) -> None:
 )
 def test_a_url_whose_password_ends_early_is_refused__R_X2(name: str, rest: str) -> None:
     found = registry.check_config(name, {"url": f"{name}://{rest}"})
-    assert found == [urls.RAW]
+    assert found == [Problem("url", urls.RAW)]
     assert "%40" in urls.RAW
 
 
 @pytest.mark.parametrize("name", ["postgresql", "mysql"])
 def test_a_port_that_is_none_is_refused(name: str) -> None:
     for port in ("99999", "0", "port", "65536"):
-        assert registry.check_config(name, {"url": f"{name}://u:p@host:{port}/db"}) == [urls.PORT]
+        found = registry.check_config(name, {"url": f"{name}://u:p@host:{port}/db"})
+        assert found == [Problem("url", urls.PORT)]
 
 
 def test_urls_that_can_be_told_apart_are_taken() -> None:
@@ -102,7 +103,7 @@ def test_what_a_connector_cannot_do_is_refused_at_apply() -> None:
     )
     assert registry.problems(spec, "postgresql", "postgresql") == []
     found = registry.problems(spec, "sqlite", "sqlite")
-    assert [problem.partition(":")[0] for problem in found] == ["atomic"] + ["parallelism"] * 2
+    assert [problem.key for problem in found] == ["atomic"] + ["parallelism"] * 2
 
 
 def test_a_definitions_mistakes_come_all_at_once() -> None:

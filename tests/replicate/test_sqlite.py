@@ -142,7 +142,7 @@ def test_a_name_of_another_case_is_not_the_table(harness):
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("", "url is missing"),
+        ("", "url: is missing"),
         ("postgresql://u:geheim@h/d", "no SQLite URL"),
         ("sqlite://geheim/x.db", "no SQLite URL"),
         ("sqlite:///:memory:", "in memory"),
@@ -151,12 +151,13 @@ def test_a_name_of_another_case_is_not_the_table(harness):
     ],
 )
 def test_a_bad_url_is_explained_and_not_echoed(url, says):
-    problems = SQLite().check_config({"url": url})
-    assert len(problems) == 1
-    assert says in problems[0]
-    assert "geheim" not in problems[0]
+    (problem,) = SQLite().check_config({"url": url})
+    assert problem.key == "url"
+    assert says in str(problem)
+    assert "geheim" not in str(problem)
     assert SQLite().check_config({"url": "sqlite:///x.db?timeout=5"}) == []
-    assert "colour" in SQLite().check_config({"url": "sqlite:///x.db", "colour": "red"})[0]
+    (problem,) = SQLite().check_config({"url": "sqlite:///x.db", "colour": "red"})
+    assert problem.key == "colour"
 
 
 def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path):

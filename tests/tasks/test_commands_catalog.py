@@ -14,6 +14,7 @@ from commands_support import cli as cli
 from psycopg import conninfo
 
 from db import session
+from tasks.replicate import registry
 
 SECRET = "hunter2-s3cret"
 FILE = """
@@ -129,6 +130,56 @@ jobs:
     ):
         assert says in answer.stderr
     assert "10 mistakes" in answer.stderr
+
+
+def test_what_a_jobs_connectors_cannot_do_is_told_by_key(
+    cli: Cli, file: Path, url: str, rows: Callable[..., Any]
+) -> None:
+    file.write_text(
+        """
+datasources:
+  shop: {connector: postgresql, url: "${U}"}
+  out: {connector: file, path: /tmp/out.csv, format: csv}
+jobs:
+  orders:
+    source: {datasource: shop, table: public.orders}
+    sink: {datasource: out, table: orders}
+    mode: incremental
+    watermark: updated_at
+    parallelism: 2
+"""
+    )
+    answer = cli("apply", file, U=url).failed()
+    for says in (
+        "line 9: jobs.orders.mode: file cannot be written in mode incremental; it can ",
+        "line 11: jobs.orders.parallelism: file is written by one writer; remove it",
+    ):
+        assert says in answer.stderr
+    assert "2 mistakes" in answer.stderr
+    assert rows("select from job") == []
+
+
+def test_a_job_of_a_connector_without_its_driver_is_refused_with_the_install_command(
+    cli: Cli, file: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mysql = 'my: {connector: mysql, url: "mysql://u:p@shop/db"}'
+    pg = 'shop: {connector: postgresql, url: "${U}"}'
+    file.write_text(f"datasources:\n  {mysql}\n  {pg}\n")
+    cli("apply", file, U=url).done()
+    monkeypatch.setattr(type(registry.get("mysql")), "missing", lambda self: "pymysql")
+    file.write_text(
+        """
+jobs:
+  orders:
+    source: {datasource: my, table: orders}
+    sink: {datasource: shop, table: public.orders}
+    mode: complete
+"""
+    )
+    assert (
+        "line 3: jobs.orders: connector mysql needs pymysql, which is not installed: "
+        "pip install 'celery-claimcheck[mysql]'"
+    ) in cli("apply", file).failed().stderr
 
 
 def test_an_alias_of_a_connector_is_noted(cli: Cli, file: Path, url: str) -> None:

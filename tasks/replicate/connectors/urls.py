@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import re
 
+from tasks.replicate.connector import Problem
+
 HIGHEST_PORT = 65_535
 RAW = (
-    "url: a raw @, /, # or ? in its user, password or database ends that part too early; "
+    "a raw @, /, # or ? in its user, password or database ends that part too early; "
     "percent-encode it (@ as %40, / as %2F, # as %23, ? as %3F)"
 )
 PORT = (
-    f"url: its port is not a number from 1 to {HIGHEST_PORT} (a raw / in the password would also "
+    f"its port is not a number from 1 to {HIGHEST_PORT} (a raw / in the password would also "
     "make it look so; write it as %2F)"
 )
 
 
 class UnusableURL(ValueError):
     """A URL that no connection can be opened with; the message holds nothing of it."""
+
+    def __init__(self, message: str) -> None:
+        self.problem = Problem("url", message)
+        super().__init__(str(self.problem))
 
 
 def check_userinfo(url: str) -> None:

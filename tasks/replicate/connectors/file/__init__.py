@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.replicate.connector import Capabilities, Connector, SourceError
+from tasks.replicate.connector import Capabilities, Connector, Problem, SourceError
 
 
 class Files(Connector):
@@ -33,24 +33,25 @@ class Files(Connector):
         secrets=frozenset(),
     )
 
-    def check_config(self, config: Mapping[str, Any]) -> list[str]:
+    def check_config(self, config: Mapping[str, Any]) -> list[Problem]:
         from tasks.replicate.connectors.file import formats
 
         found = [
-            f"{key}: is no setting of file; it has {', '.join(self.capabilities.settings)}"
+            Problem(key, f"is no setting of file; it has {', '.join(self.capabilities.settings)}")
             for key in config
             if key not in self.capabilities.settings
         ]
         path = config.get("path")
         if not isinstance(path, str) or not path or "\0" in path:
-            found.append("path: is missing; name a file, a folder or a pattern")
+            found.append(Problem("path", "is missing; name a file, a folder or a pattern"))
         if config.get("format") not in formats.NAMES:
-            found.append(f"format: must be one of {', '.join(formats.NAMES)}")
+            found.append(Problem("format", f"must be one of {', '.join(formats.NAMES)}"))
         elif config["format"] == "parquet" and importlib.util.find_spec("pyarrow") is None:
-            found.append(
-                "format: parquet needs pyarrow, which is not installed: "
+            message = (
+                "parquet needs pyarrow, which is not installed: "
                 "pip install 'celery-claimcheck[parquet]'"
             )
+            found.append(Problem("format", message))
         return found + formats.option_problems(config)
 
     def test(self, config: Mapping[str, Any]) -> str:
@@ -58,7 +59,7 @@ class Files(Connector):
 
         problems = self.check_config(config)
         if problems:
-            raise SourceError("; ".join(problems), permanent=True)
+            raise SourceError("; ".join(map(str, problems)), permanent=True)
         place = Place(config)
         files = place.files()
         if not files and not place.folder.is_dir():
@@ -88,4 +89,4 @@ class Files(Connector):
     def _checked(self, config: Mapping[str, Any]) -> None:
         problems = self.check_config(config)
         if problems:
-            raise SourceError("; ".join(problems), permanent=True)
+            raise SourceError("; ".join(map(str, problems)), permanent=True)

@@ -18,6 +18,7 @@ from tasks.replicate.connector import (
     Fit,
     Kind,
     Lane,
+    Problem,
     ReadRequest,
     Relation,
 )
@@ -159,7 +160,7 @@ def of(config: Mapping[str, Any]) -> Format:
     return Parquet()
 
 
-def option_problems(config: Mapping[str, Any]) -> list[str]:
+def option_problems(config: Mapping[str, Any]) -> list[Problem]:
     """Mistakes in the options of a format."""
     found = []
     for key, formats in (
@@ -169,24 +170,26 @@ def option_problems(config: Mapping[str, Any]) -> list[str]:
         ("encoding", ("csv", "jsonl")),
     ):
         if key in config and config.get("format") in NAMES and config["format"] not in formats:
-            found.append(f"{key}: is only for {' and '.join(formats)}")
+            found.append(Problem(key, f"is only for {' and '.join(formats)}"))
     delimiter = config.get("delimiter", ",")
     if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n\0':
-        found.append("delimiter: must be one character, and no quote and no line end")
+        message = "must be one character, and no quote and no line end"
+        found.append(Problem("delimiter", message))
     null = config.get("null", "")
     if not isinstance(null, str) or any(char in null for char in '"\r\n\0'):
-        found.append("null: must be a text without quotes and line ends")
+        found.append(Problem("null", "must be a text without quotes and line ends"))
     elif isinstance(delimiter, str) and delimiter and delimiter in null:
-        found.append("null: must not have the delimiter in it, which would end the field")
+        message = "must not have the delimiter in it, which would end the field"
+        found.append(Problem("null", message))
     if not isinstance(config.get("header", True), bool):
-        found.append("header: must be true or false")
+        found.append(Problem("header", "must be true or false"))
     encoding = str(config.get("encoding", "utf-8"))
     problem = _encoding_problem(encoding)
     if problem is not None:
-        found.append(f"encoding: {problem}")
+        found.append(Problem("encoding", problem))
     else:
         found += [
-            f"{key}: has a character that {encoding} does not keep"
+            Problem(key, f"has a character that {encoding} does not keep")
             for key, text in (("delimiter", delimiter), ("null", null))
             if unwritable([text], encoding)
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.replicate.connector import Capabilities, Connector, SourceError
+from tasks.replicate.connector import Capabilities, Connector, Problem, SourceError
 
 
 class MySQL(Connector):
@@ -35,20 +35,20 @@ class MySQL(Connector):
 
         return drivers.missing()
 
-    def check_config(self, config: Mapping[str, Any]) -> list[str]:
+    def check_config(self, config: Mapping[str, Any]) -> list[Problem]:
         from tasks.replicate.connectors import urls
         from tasks.replicate.connectors.mysql import drivers
 
         found = [
-            f"{key}: is no setting of mysql; it has url"
+            Problem(key, "is no setting of mysql; it has url")
             for key in config
             if key not in self.capabilities.settings
         ]
         try:
             urls.check_userinfo(str(config.get("url") or ""))
             drivers.parameters(config)
-        except ValueError as error:
-            found.append(str(error))
+        except urls.UnusableURL as error:
+            found.append(error.problem)
         return found
 
     def test(self, config: Mapping[str, Any]) -> str:

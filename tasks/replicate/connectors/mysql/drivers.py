@@ -29,16 +29,16 @@ def missing() -> str | None:
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What to connect with. Raises ValueError without echoing the URL."""
+    """What to connect with. Raises UnusableURL without echoing the URL."""
     url = str(config.get("url") or "")
     if not url:
-        raise ValueError(f"url is missing; {_FORM}")
+        raise urls.UnusableURL(f"is missing; {_FORM}")
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise ValueError(f"url is no MySQL URL; {_FORM}") from None
+        raise urls.UnusableURL(f"is no MySQL URL; {_FORM}") from None
     if parts.scheme.partition("+")[0] not in ("mysql", "mariadb") or not parts.hostname:
-        raise ValueError(f"url is no MySQL URL; {_FORM}")
+        raise urls.UnusableURL(f"is no MySQL URL; {_FORM}")
     try:
         port = parts.port
     except ValueError:
@@ -47,7 +47,7 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
         urls.check_port(str(port))
     database = unquote(parts.path.lstrip("/"))
     if not database:
-        raise ValueError(f"url names no database; {_FORM}")
+        raise urls.UnusableURL(f"names no database; {_FORM}")
     found: dict[str, Any] = {
         "host": parts.hostname,
         "port": port or 3306,
@@ -59,9 +59,9 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
         if key == "charset":
             continue  # always utf8mb4
         if key not in _OPTIONS:
-            raise ValueError(f"url has the parameter {key}; known are {', '.join(_OPTIONS)}")
+            raise urls.UnusableURL(f"has the parameter {key}; known are {', '.join(_OPTIONS)}")
         if key == "ssl" and value not in _SSL:
-            raise ValueError(f"url: ssl must be one of {', '.join(_SSL)}")
+            raise urls.UnusableURL(f"ssl must be one of {', '.join(_SSL)}")
         found[key] = value
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.replicate.connector import Capabilities, Connector, SourceError
+from tasks.replicate.connector import Capabilities, Connector, Problem, SourceError
 
 TESTED = range(12, 19)
 """The major versions that the tests of replication run against."""
@@ -37,22 +37,23 @@ class PostgreSQL(Connector):
         secrets=frozenset({"url"}),
     )
 
-    def check_config(self, config: Mapping[str, Any]) -> list[str]:
+    def check_config(self, config: Mapping[str, Any]) -> list[Problem]:
         from tasks.replicate.connectors import urls
         from tasks.replicate.connectors.postgresql import session
 
         found = [
-            f"{key}: is no setting of postgresql; it has url and pooler"
+            Problem(key, "is no setting of postgresql; it has url and pooler")
             for key in config
             if key not in self.capabilities.settings
         ]
         try:
             urls.check_userinfo(str(config.get("url") or ""))
             session.conninfo_of(config)
-        except ValueError as error:
-            found.append(str(error))
+        except urls.UnusableURL as error:
+            found.append(error.problem)
         if config.get("pooler", session.SESSION) != session.SESSION:
-            found.append(f"pooler: may only be {session.SESSION}; without one leave it out")
+            message = f"may only be {session.SESSION}; without one leave it out"
+            found.append(Problem("pooler", message))
         return found
 
     def test(self, config: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from tasks.replicate.connectors import sockets, urls
 
 SESSION = "session"
 POOLED = (
-    "url: a pooler such as PgBouncer answers there. Settings, snapshots and locks need a session "
+    "a pooler such as PgBouncer answers there. Settings, snapshots and locks need a session "
     "of their own: give the server's own address or, where each client of the pooler keeps its "
     "session until it leaves (pool_mode = session), add pooler: session"
 )
@@ -61,16 +61,16 @@ _PATIENCE = "select set_config('lock_timeout', %s, false)"
 
 
 def conninfo_of(config: Mapping[str, Any]) -> str:
-    """libpq's form of the configured URL; raises ValueError without echoing it."""
+    """libpq's form of the configured URL; raises `UnusableURL` without echoing it."""
     url = str(config.get("url") or "")
     url = re.sub(r"^postgres(ql)?\+\w+://", "postgresql://", url)
     if not url:
-        raise ValueError("url is missing; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+        raise urls.UnusableURL("is missing; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
     try:
         options = conninfo.conninfo_to_dict(url)
-    except psycopg.ProgrammingError:
-        raise ValueError(
-            "url is no PostgreSQL URL; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE "
+    except (psycopg.ProgrammingError, UnicodeError):
+        raise urls.UnusableURL(
+            "is no PostgreSQL URL; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE "
             "(percent-encode special characters)"
         ) from None
     for host in str(options.get("host") or "").split(","):

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from dispatch.redaction import redact, secrets_of
 from tasks.replicate.connector import CommitUnknown, SinkError, SourceError
+from tasks.replicate.connectors.urls import UnusableURL
 
 LOCK_SECONDS = 60.0
 """How long a lock of another connection is waited for (SQLite knows one writer at a time)."""
@@ -28,25 +29,25 @@ _PASSING = frozenset({5, 6, 7, 9, 10, 13, 14, 15})
 
 
 def location(config: Mapping[str, Any]) -> tuple[Path, float]:
-    """The file, and the seconds to wait for locks. Raises ValueError without echoing the URL."""
+    """The file, and the seconds to wait for locks. Raises UnusableURL without echoing the URL."""
     url = str(config.get("url") or "")
     if not url:
-        raise ValueError(f"url is missing; {_FORM}")
+        raise UnusableURL(f"is missing; {_FORM}")
     scheme, _, rest = url.partition("://")
     path, _, query = rest.partition("?")
     if scheme.partition("+")[0] != "sqlite" or not path.startswith("/"):
-        raise ValueError(f"url is no SQLite URL; {_FORM}")
+        raise UnusableURL(f"is no SQLite URL; {_FORM}")
     path = unquote(path[1:])
     if path in ("", ":memory:"):
-        raise ValueError(f"url names no file, and a database in memory is nobody else's; {_FORM}")
+        raise UnusableURL(f"names no file, and a database in memory is nobody else's; {_FORM}")
     seconds = LOCK_SECONDS
     for key, value in parse_qsl(query, keep_blank_values=True):
         if key != "timeout":
-            raise ValueError(f"url has the parameter {key}; SQLite knows timeout (seconds)")
+            raise UnusableURL(f"has the parameter {key}; SQLite knows timeout (seconds)")
         try:
             seconds = float(value)
         except ValueError:
-            raise ValueError("url: timeout is no number of seconds") from None
+            raise UnusableURL("timeout is no number of seconds") from None
     return Path(path), seconds
 
 
