@@ -348,20 +348,20 @@ def _unknown(connection: AnyConnection, job: str) -> UnknownJob:
 
 
 def _disabled(connection: AnyConnection, job: str) -> JobDisabled:
-    return JobDisabled(f"job {job!r} is disabled. Enable it with: celery -A tasks job enable {job}")
+    return JobDisabled(f"job {job!r} is disabled", f"celery -A tasks job enable {job}")
 
 
 def _source_disabled(connection: AnyConnection, job: str) -> JobDisabled:
     return JobDisabled(
-        f"the source binding of job {job!r} is disabled. Enable it with: "
-        f"celery -A tasks job enable {job} --binding source"
+        f"the source binding of job {job!r} is disabled",
+        f"celery -A tasks job enable {job} --binding source",
     )
 
 
 def _sink_disabled(connection: AnyConnection, job: str) -> JobDisabled:
     return JobDisabled(
-        f"the sink binding of job {job!r} is disabled. Enable it with: "
-        f"celery -A tasks job enable {job} --binding sink"
+        f"the sink binding of job {job!r} is disabled",
+        f"celery -A tasks job enable {job} --binding sink",
     )
 
 

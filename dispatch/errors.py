@@ -16,7 +16,18 @@ class UnknownRun(ClaimcheckError):
 
 
 class JobDisabled(ClaimcheckError):
-    """The job or a binding of it is disabled. Enable it: celery -A tasks job enable NAME"""
+    """The job or a binding of it is disabled. Enable it: celery -A tasks job enable NAME
+
+    ``reason`` says what is disabled, ``command`` enables it.
+    """
+
+    def __init__(self, reason: str, command: str) -> None:
+        super().__init__(reason, command)
+        self.reason = reason
+        self.command = command
+
+    def __str__(self) -> str:
+        return f"{self.reason}. Enable it with: {self.command}"
 
 
 class TriggerBusy(ClaimcheckError):

@@ -143,7 +143,7 @@ def _settle(
         try:
             handle = admit(connection, trigger, offered=offered, notify=None if offered else "work")
         except JobDisabled as refusal:
-            slots.skip(slot, str(refusal).partition(". ")[0])
+            slots.skip(slot, refusal.reason)
             continue
         handles.append(handle)
         if handle.created:

@@ -86,8 +86,7 @@ def _check_cron(cron: str, timezone: str | None, path: Path, report: Report) -> 
     try:
         Cron(cron, "UTC")
     except InvalidCron as error:
-        # The place ends in .cron already.
-        report.add((*path, "cron"), str(error).removeprefix("cron "))
+        report.add((*path, "cron"), error.problem)
     if timezone is not None:
         try:
             Cron("@daily", timezone)

@@ -42,7 +42,17 @@ _ALL_KINDS_OF_YEAR = (datetime(2000, 1, 1), datetime(2028, 1, 1))
 
 
 class InvalidCron(ValueError):
-    """The expression is no cron expression, or it never fires; the message names the field."""
+    """The expression is no cron expression, or it never fires; the message names the field.
+
+    ``problem`` is the message for where the key ``cron`` is named already.
+    """
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"cron {self.problem}"
 
 
 class Crontab:
@@ -135,14 +145,14 @@ def _minute_at_or_after(moment: datetime) -> int:
 def _fields(expression: str) -> list[str]:
     words = expression.upper().split()
     if not words:
-        raise InvalidCron(f"an empty cron expression: write five fields ({_ORDER}) or @daily")
+        raise InvalidCron(f"is empty: write five fields ({_ORDER}) or @daily")
     if words[0].startswith("@"):
         return _named(expression, words)
     if len(words) != len(_FIELDS):
         advice = f"it has five: {_ORDER}"
         if len(words) == 6:
             advice += "; there is no field for seconds, use an interval such as every: 30s"
-        raise InvalidCron(f"cron {expression!r} has {len(words)} fields: {advice}")
+        raise InvalidCron(f"{expression!r} has {len(words)} fields: {advice}")
     return words
 
 
@@ -150,15 +160,15 @@ def _named(expression: str, words: list[str]) -> list[str]:
     name = words[0].lower()
     if name == "@reboot":
         raise InvalidCron(
-            "cron '@reboot' is not known: a schedule has no start-up to wait for; trigger the job "
+            "'@reboot' is not known: a schedule has no start-up to wait for; trigger the job "
             "where the deployment starts (run trigger JOB), or give the schedule times"
         )
     if name == "@every":
-        raise InvalidCron(f"cron {expression!r}: for an interval use every, such as every: 15m")
+        raise InvalidCron(f"{expression!r}: for an interval use every, such as every: 15m")
     if name not in NAMES or len(words) > 1:
         near = difflib.get_close_matches(name, NAMES, 1)
         advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMES)}"
-        raise InvalidCron(f"cron {expression!r} is not known: {advice}")
+        raise InvalidCron(f"{expression!r} is not known: {advice}")
     return NAMES[name].split()
 
 
@@ -177,7 +187,7 @@ def _checked_field(expression: str, index: int, text: str) -> str:
                 # Debian refuses what is too wide; cronsim would fire once in each round of the
                 # field, which is not what "every 90 minutes" means.
                 raise InvalidCron(
-                    f"cron {expression!r}: the step of {name} {text!r} spans all {size} values of "
+                    f"{expression!r}: the step of {name} {text!r} spans all {size} values of "
                     "the field: use an interval such as every: 90m, or a single value"
                 )
             # cronsim takes the range 5-5/10 for 5/10, which goes on to the end of the field.
@@ -185,7 +195,7 @@ def _checked_field(expression: str, index: int, text: str) -> str:
             terms.append(span if alone else term)
     except CronSimError:
         raise InvalidCron(
-            f"cron {expression!r}: bad {name} {text!r}: write {allowed}, "
+            f"{expression!r}: bad {name} {text!r}: write {allowed}, "
             "* for all, a list (A,B), a rising range (A-B) or a step (*/N)"
         ) from None
     return ",".join(terms)
@@ -200,6 +210,6 @@ def _values(index: int, text: str) -> set[int] | set[SpecItem]:
 
 def _never(expression: str) -> str:
     return (
-        f"cron {expression!r} never fires: no day of the calendar matches its day-of-month, month "
+        f"{expression!r} never fires: no day of the calendar matches its day-of-month, month "
         "and day-of-week together"
     )

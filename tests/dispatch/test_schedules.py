@@ -131,16 +131,17 @@ def test_a_stated_overlap_policy_holds_for_schedules_too__R_T6(
 
 
 @pytest.mark.parametrize(
-    ("columns", "reason"),
+    ("name", "columns", "reason"),
     [
-        ({"enabled": False}, "job 'orders' is disabled"),
-        ({"source_enabled": False}, "the source binding of job 'orders' is disabled"),
+        ("orders", {"enabled": False}, "job 'orders' is disabled"),
+        ("orders", {"source_enabled": False}, "the source binding of job 'orders' is disabled"),
+        ("all/a. b", {"sink_enabled": False}, "the sink binding of job 'all/a. b' is disabled"),
     ],
 )
 def test_a_slot_of_a_disabled_job_is_skipped_and_says_so__R_D1(
-    rows: Rows, columns: dict[str, Any], reason: str
+    rows: Rows, name: str, columns: dict[str, Any], reason: str
 ) -> None:
-    new_schedule(rows, new_job(rows, "orders", **columns))
+    new_schedule(rows, new_job(rows, name, **columns))
     assert ScheduleReconciler().settle_due().settled == 1
     [slot] = slots(rows)
     assert (slot["outcome"], slot["reason"]) == ("skipped", reason)
