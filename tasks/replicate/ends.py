@@ -6,12 +6,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
 from dispatch.context import RunContext
 from tasks.replicate.connector import Batch, End, Load, Sink, SinkError, Source, was_altered
 from tasks.replicate.garbage import rarely_collected
+from tasks.replicate.opening import Opening
 
 E = TypeVar("E", bound=End)
 
@@ -120,41 +122,25 @@ def refuse_changes(sink: Sink, load: Load) -> None:
 
 @contextmanager
 def opened(context: RunContext, opener: Callable[[], E]) -> Iterator[E]:
-    """Open an end, let a stop of the run break what it does, and close it.
-
-    A driver's connect cannot be interrupted, so it runs in a thread of its own, which is left
-    behind when the run is stopped meanwhile (and closes what it still opens).
-    """
-    done = threading.Event()
-    box: list[E] = []
-    failed: list[BaseException] = []
-    abandoned = threading.Event()
-
-    def connect() -> None:
-        try:
-            end = opener()
-            box.append(end)
-            if abandoned.is_set():
-                end.close()
-        except BaseException as error:
-            failed.append(error)
-        finally:
-            done.set()
-
-    thread = threading.Thread(target=connect, name="claimcheck-connect", daemon=True)
-    with context.stopping(done.set):
-        thread.start()
-        done.wait()
-    if context.stop_reason is not None:
-        abandoned.set()
-        for end in box:
-            end.close()
+    """Open an end, let a stop of the run break what it does, and close it."""
+    opening = Opening(opener)
+    with context.stopping(opening.leave):
+        end = opening.wait()
+    if end is None:
         context.check_cancelled()
-    if failed:
-        raise failed[0]
-    end = box[0]
+    assert end is not None, "only a stop leaves a connect"
     try:
-        with context.stopping(end.stop):
+        with context.stopping(partial(stop_soon, end)):
             yield end
     finally:
         end.close()
+
+
+def stop_soon(end: End) -> None:
+    """Stop an end in a thread of its own: where both servers hang, neither is waited for first."""
+    threading.Thread(target=_stop, args=(end,), name="claimcheck-stop", daemon=True).start()
+
+
+def _stop(end: End) -> None:
+    with suppress(Exception):
+        end.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,7 @@ from tasks.replicate.connector import (
     Sink,
     SinkError,
 )
-from tasks.replicate.ends import reading, refuse_changes, settled
+from tasks.replicate.ends import reading, refuse_changes, settled, stop_soon
 from tasks.replicate.guards import guarded
 from tasks.replicate.meter import REPORT_SECONDS, Throttle
 
@@ -46,8 +45,7 @@ class Work:
         self._stopped = True
         self._told.set()
         for end in list(self._ends):
-            with contextlib.suppress(Exception):
-                end.stop()
+            stop_soon(end)
 
     def run(self) -> None:
         """Raises HandlerFailure."""

@@ -18,6 +18,9 @@ import types
 from pathlib import Path
 from typing import Any, BinaryIO
 
+EXIT_SECONDS = 0.5
+"""How long its ends have to stop: longer than a server that hangs is asked to cancel."""
+
 
 def _bare_packages() -> None:
     """Let ``tasks.replicate`` be imported without ``tasks/__init__``, which builds the Celery app
@@ -60,8 +63,8 @@ def main(inward: BinaryIO, outward: BinaryIO) -> int:
             else:
                 work.begin()
         work.stop()
-        # What does not end by itself ends with the process; its sessions are told already.
-        time.sleep(0.5)
+        # What does not end by itself ends with the process; its sessions are told by then.
+        time.sleep(EXIT_SECONDS)
         os._exit(1)
 
     threading.Thread(target=listen, daemon=True).start()

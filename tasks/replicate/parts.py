@@ -9,6 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from tasks.replicate.connector import Load, Part, ReadRequest
 from tasks.replicate.meter import Meter
 
 SCRIPT = Path(__file__).with_name("part_process.py")
-END_SECONDS = 0.8
+END_SECONDS = 0.7
+"""How long the processes of a run that ends have, all together; more than they take to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,9 @@ class Team:
         finally:
             for member in self._members:
                 member.let_go()
+            deadline = time.monotonic() + END_SECONDS
             for member in self._members:
-                member.end()
+                member.end(deadline)
 
     def transfer(self) -> int:
         """Move all parts at once and return the rows written."""
@@ -199,12 +202,12 @@ class _Process:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
 
-    def end(self) -> None:
-        """Wait for its end, and bring it about where it does not come."""
+    def end(self, deadline: float) -> None:
+        """Wait for its end, and bring it about where it has not come by then (monotonic)."""
         if self._process is None:
             return
         try:
-            self._process.wait(timeout=END_SECONDS)
+            self._process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

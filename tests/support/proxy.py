@@ -42,6 +42,8 @@ class Proxy:
     port: int = 0
     hanging: bool = False
     cuts: int = 0
+    connections: int = 0
+    """How many clients have come, served or not."""
     _trigger: Trigger | None = None
     _answered: bool = False
     _pairs: list[_Pair] = field(default_factory=list)
@@ -87,6 +89,7 @@ class Proxy:
             if self._closing:
                 client.close()
                 return
+            self.connections += 1
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from tasks.replicate.connector import CommitUnknown, SinkError, SourceError
 from tasks.replicate.connectors import sockets
 from tasks.replicate.connectors.mysql import drivers, faults
+from tasks.replicate.opening import Opening
 
 STOP_SECONDS = 0.4
 """How long a stop waits for KILL QUERY to work before it shuts the socket down."""
@@ -115,14 +116,22 @@ class Session:
         self._idle = threading.Event()
         self._idle.set()
         self._broken = False
+        self._opening: Opening[Any] | None = None
         self._open()
 
     def _open(self) -> None:
+        opening = self._opening = Opening(
+            lambda: drivers.connect(self._config, name=self._name, loads=self._loads)
+        )
+        self.check()
         try:
             with self._errors():
-                self._connection = drivers.connect(self._config, name=self._name, loads=self._loads)
+                connection = opening.wait()
         except ValueError as error:
             raise self._error(f"{self._side}: {error}", permanent=True) from None
+        if connection is None:
+            raise self._error(f"{self._side}: stopped")
+        self._connection = connection
         self._wire = drivers.wire(self._connection)
         try:
             modes, self.version_text, self.id, self.database = self.row(_ABOUT)
@@ -233,6 +242,8 @@ class Session:
     def stop(self) -> None:
         """Break what blocks: the server is asked first, then the socket is shut down."""
         self._stopped = True
+        if self._opening is not None:
+            self._opening.leave()
         if not self._idle.is_set():
             threading.Thread(target=self._kill, name="claimcheck-kill", daemon=True).start()
             threading.Thread(target=self._cut_later, name="claimcheck-cut", daemon=True).start()

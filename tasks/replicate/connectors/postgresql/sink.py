@@ -40,6 +40,7 @@ from tasks.replicate.connectors.postgresql.places import Places
 from tasks.replicate.connectors.postgresql.session import errors
 from tasks.replicate.fits import fit, refusal
 from tasks.replicate.names import join_name
+from tasks.replicate.opening import Opening
 
 
 class PostgreSQLSink(Sink):
@@ -53,10 +54,15 @@ class PostgreSQLSink(Sink):
         self._name = name
         with errors(SinkError, config):
             self._connection = session.connect(config, name=name)
+        self._stopped = False
+        self._opening: Opening[psycopg.Connection[Any]] | None = None
         self._form: str | None = None
         """The target's form as it was staged for a rename."""
 
     def stop(self) -> None:
+        self._stopped = True
+        if self._opening is not None:
+            self._opening.leave()
         session.interrupt(self._connection)
 
     def close(self) -> None:
@@ -148,9 +154,19 @@ class PostgreSQLSink(Sink):
 
     def settle(self, load: Load) -> bool:
         with errors(SinkError, self._config):
-            session.close(self._connection)
-            self._connection = session.connect(self._config, name=self._name)
+            self._reconnect()
             return fence.settle(self._connection, _schema(load), load)
+
+    def _reconnect(self) -> None:
+        """Leave this connection and open another, unless a stop comes first (SinkError)."""
+        session.close(self._connection)
+        self._opening = Opening(lambda: session.connect(self._config, name=self._name))
+        connection = None if self._stopped else self._opening.wait()
+        if connection is not None:
+            self._connection = connection
+        # Only a stop that comes after this look finds the new connection.
+        if self._stopped:
+            raise SinkError("sink: stopped")
 
     # The data
 
