@@ -6,12 +6,15 @@ answers a cancel request.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
+import psycopg
 import pytest
 from mysql_kit import DRIVERS, SERVER, MySQLHarness, a_database
 from replication_kit import Database, Job, definition, url_of
@@ -22,6 +25,7 @@ from dispatch.context import RunContext, RunStopped
 from tasks.replicate import modes
 from tasks.replicate.connector import Lane
 from tasks.replicate.connectors.mysql import drivers
+from tasks.replicate.connectors.postgresql import session
 from tasks.replicate.connectors.postgresql.source import PostgreSQLSource
 
 Make = Callable[..., Job]
@@ -202,3 +206,26 @@ def test_a_commit_that_is_settled_with_a_silent_mysql_is_left__R_K2(
     settles = lost_at_commit(theirs)
     assert stopped_after(context, settles, theirs.proxy) < 1.0
     assert context.warning == modes.LOST
+
+
+def test_a_libpq_that_cannot_leave_a_cancel_is_not_asked_for_one__R_K2(
+    source: Database, way: Callable[[Database], Way], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before version 17 it waits for the server's answer, and keeps all threads waiting."""
+    asked: list[Any] = []
+    monkeypatch.setattr(psycopg.capabilities, "has_cancel_safe", lambda check=False: False)
+    monkeypatch.setattr(psycopg.Connection, "cancel", lambda end: asked.append(end))
+    connection = session.connect(source.config, name="cc/x/1")
+
+    def interrupt() -> None:
+        time.sleep(0.2)
+        session.interrupt(connection)
+
+    stop = threading.Thread(target=interrupt)
+    stop.start()
+    with contextlib.closing(connection), pytest.raises(psycopg.OperationalError):
+        connection.execute("select pg_sleep(60)")
+    stop.join(timeout=5)
+    assert not asked
+    if source.version >= 140000:
+        sessions_end(source)

@@ -123,8 +123,10 @@ def interrupt(connection: psycopg.Connection[Any]) -> None:
     """
     if connection.closed:
         return
-    with contextlib.suppress(Exception):
-        connection.cancel_safe(timeout=CANCEL_SECONDS)
+    # An older libpq knows no deadline for a cancel, and keeps every thread waiting meanwhile.
+    if psycopg.capabilities.has_cancel_safe():
+        with contextlib.suppress(Exception):
+            connection.cancel_safe(timeout=CANCEL_SECONDS)
     with contextlib.suppress(Exception), _wire(connection) as wire:
         sockets.break_off(wire)
 
