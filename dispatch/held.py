@@ -77,13 +77,16 @@ class HeldRun:
         self.renew_at = asked_at + self.lease_seconds / 3
 
     def stop(self, reason: str) -> None:
-        """Tell the work to end. Returns at once: what breaks its calls may itself block."""
-        if self.stopped_at is None:
-            self.stopped_for = reason
-            self.stopped_at = time.monotonic()
+        """Tell the work to end. Returns at once: what breaks its calls may itself block.
+
+        Raises RuntimeError where no thread can be started; the work was not told then.
+        """
         threading.Thread(
             target=self._stop, args=(reason,), name="claimcheck-stop", daemon=True
         ).start()
+        if self.stopped_at is None:
+            self.stopped_for = reason
+            self.stopped_at = time.monotonic()
 
     def _stop(self, reason: str) -> None:
         if not self.work_ended:

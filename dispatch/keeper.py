@@ -32,6 +32,8 @@ CANCEL_GRACE_SECONDS = 30.0
 RECORD_SECONDS = 3.0
 """How long recording the end of such work may take before its process is ended regardless."""
 LATER_SECONDS = 3600.0
+AGAIN_SECONDS = 1.0
+"""How soon the watch tries again what failed."""
 
 logger = logging.getLogger("claimcheck.keeper")
 
@@ -326,9 +328,17 @@ class LeaseKeeper:
         with self._for_watch:
             while self._held or not self._stopping:
                 now = time.monotonic()
-                upcoming = [self._look_at(run, now) for run in self._held.values()]
+                upcoming = [self._watched(run, now) for run in self._held.values()]
                 self._watch_wakes_at = min(upcoming, default=float("inf"))
                 self._for_watch.wait(max(0.0, self._watch_wakes_at - now) if upcoming else None)
+
+    def _watched(self, run: HeldRun, now: float) -> float:
+        """As `_look_at`; what fails there, as a thread that cannot be started, is done again."""
+        try:
+            return self._look_at(run, now)
+        except Exception:
+            logger.exception("what is due for run %s failed; it is tried again", run.id)
+            return now + AGAIN_SECONDS
 
     def _look_at(self, run: HeldRun, now: float) -> float:
         """Do what is due for ``run``; when to look again."""
@@ -376,10 +386,10 @@ class LeaseKeeper:
         return self._cancel_grace if self._on_stuck is not None else float("inf")
 
     def _give_up(self, run: HeldRun, reason: str) -> None:
-        run.given_up = True
         threading.Thread(
             target=self._end, args=(run, reason), name="claimcheck-end", daemon=True
         ).start()
+        run.given_up = True
 
     def _end(self, run: HeldRun, reason: str) -> None:
         logger.error(

@@ -480,6 +480,36 @@ def test_a_thread_of_the_keeper_that_died_is_replaced_alone__R_L4(
         work.result(10)
 
 
+@pytest.mark.parametrize("thread", ["claimcheck-stop", "claimcheck-end"])
+def test_a_thread_that_cannot_be_started_ends_no_watch__R_K3(
+    rows: Rows, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, thread: str
+) -> None:
+    gate = Gate(heeds=thread == "claimcheck-stop")
+    ended: list[str] = []
+
+    def end(run_id: Any, reason: str) -> None:
+        ended.append(reason)
+        gate.go.set()
+
+    start, refused = threading.Thread.start, iter([True])
+
+    def begin(one: threading.Thread) -> None:
+        if one.name == thread and next(refused, False):
+            raise RuntimeError("can't start new thread")
+        start(one)
+
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    one = worker(on_stuck=end)
+    one.coordinator._keeper._stop_grace = 0.3 if thread == "claimcheck-end" else 60.0
+    definition = {"timeout": 0.2, "retry": {"on_failure": False}}
+    run_id = new_run(rows, one.job("slow", gate, definition=definition))
+    in_thread(lambda: one.run(run_id)).result(20)
+    assert next(refused, None) is None
+    assert ended == ([] if thread == "claimcheck-stop" else ["timeout"])
+    found = run(rows, run_id)
+    assert (found["status"], found["error_code"]) == ("FAILED", "timeout")
+
+
 def test_a_locked_row_does_not_keep_other_runs_from_being_renewed__R_L4(
     database: str, rows: Rows, worker: Callable[..., Worker]
 ) -> None:
