@@ -44,9 +44,10 @@ def publish(ports: Ports, offers: Iterable[Offer]) -> int:
 
 @dataclass(slots=True)
 class Offered:
-    """How many wake-ups went out, and which runs could not be marked (R-D9)."""
+    """How many wake-ups went out, and which runs were marked, or could not be (R-D9)."""
 
     published: int = 0
+    marked: set[UUID] = field(default_factory=set)
     failed: list[UUID] = field(default_factory=list)
 
 
@@ -85,10 +86,12 @@ def offer_waiting(
         },
     )
     done = Offered()
-    marked = _mark(connection, candidates, done.failed)
+    done.marked = _mark(connection, candidates, done.failed)
     # In the order of claims, so that a broker that fails half-way took the first of them.
     offers = [
-        Offer(row["id"], row["queue"], row["priority"]) for row in candidates if row["id"] in marked
+        Offer(row["id"], row["queue"], row["priority"])
+        for row in candidates
+        if row["id"] in done.marked
     ]
     done.published = ports.offer(offers) if offers else 0
     if done.published < len(offers):

@@ -99,11 +99,15 @@ class _Aside:
         self._lengths: dict[UUID, float] = {}
 
     def add(self, run_id: UUID) -> None:
+        now = self._clock()
+        # What nobody tried for so long is gone.
+        over = now - LONGEST_SET_ASIDE_SECONDS
+        self.forget([other for other, until in self._until.items() if until < over])
         length = min(
             LONGEST_SET_ASIDE_SECONDS, self._lengths.get(run_id, SET_ASIDE_SECONDS / 2) * 2
         )
         self._lengths[run_id] = length
-        self._until[run_id] = self._clock() + length
+        self._until[run_id] = now + length
 
     def forget(self, run_ids: Iterable[UUID]) -> None:
         for run_id in run_ids:
@@ -272,7 +276,7 @@ class Sweep:
                 published += done.published
                 for run_id in done.failed:
                     self._unoffered.add(run_id)
-            self._unoffered.forget(self._unoffered.back())
+                self._unoffered.forget(done.marked)
             return published > 0
 
         return offer

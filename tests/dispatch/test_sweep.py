@@ -408,6 +408,37 @@ def test_a_run_that_cannot_be_offered_is_set_aside_and_the_rest_goes_on__R_D9(
     assert recorder.take() == [stored[1]]
 
 
+@pytest.mark.parametrize("queue", ["a-queue", "z-queue"])
+def test_what_another_queue_offers_forgets_no_run_that_is_set_aside__R_D9(
+    swept: Sweep,
+    rows: Rows,
+    recorder: Recorder,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+    queue: str,
+) -> None:
+    for name in ("orders", "report"):
+        new_job(rows, name, "allow", queue=queue if name == "report" else "runs")
+    [bad] = waiting_runs(rows, 1, "report")
+    break_row(rows, bad)
+    tried = []
+    # Its while is 10 seconds, then 20, then 40, whatever happens to others meanwhile.
+    for at in (0, 11, 22, 33, 44, 55, 66, 77):
+        clock.ahead = at
+        [good] = waiting_runs(rows, 1)
+        caplog.clear()
+        do(swept)
+        assert recorder.take() == [good]
+        if f"run {bad} cannot be offered" in caplog.text:
+            tried.append(at)
+    assert tried == [0, 11, 33, 77]
+    rows("drop trigger broken on job_run")
+    clock.ahead += 90
+    do(swept)
+    assert recorder.take() == [bad]
+    assert not swept._unoffered.next()
+
+
 def test_two_beats_that_sweep_in_turn_do_not_slow_each_other_down__R_D1(
     swept: Sweep, rows: Rows, recorder: Recorder, clock: Clock
 ) -> None:
