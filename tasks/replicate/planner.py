@@ -166,7 +166,7 @@ def plan(
             problems.append(f"column {name}: {fit.refusal}")
             continue
         if target.generated:
-            computed.append(ColumnPlan(column, target, fit.read_as, fit.guards))
+            computed.append(ColumnPlan(column, target, fit.read_as, fit.guards, fit.poisons))
             if column.expression is None or column.expression != target.expression:
                 warnings.append(
                     f"column {name} of {table} is generated at both ends, by expressions that are "
@@ -179,7 +179,7 @@ def plan(
         if lanes and not left:
             odd = name
         lanes = left
-        columns.append(ColumnPlan(column, target, fit.read_as, fit.guards))
+        columns.append(ColumnPlan(column, target, fit.read_as, fit.guards, fit.poisons))
     written = {column.sink.name for column in columns}
     needed = [
         column.name

@@ -150,7 +150,8 @@ class Fit:
 
     ``refusal`` says why not, and what to do. ``lanes`` are those in which it is right.
     ``read_as`` is an expression template for the source's own SQL (``{}`` stands for the column),
-    only ever set by a sink for a source of the same dialect. ``guards`` check cells where the
+    only ever set by a sink for a source of the same dialect; where it ``poisons``, a value that the
+    sink could not hold becomes one that it refuses. ``guards`` check cells where the
     engine itself would change one silently; they restrict the lanes to ROWS and to those in
     which the source applies guards itself (:attr:`Source.guarded_lanes`).
     """
@@ -159,6 +160,7 @@ class Fit:
     read_as: str | None = None
     guards: tuple[Guard, ...] = ()
     refusal: str | None = None
+    poisons: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ class ColumnPlan:
     sink: Column
     read_as: str | None = None
     guards: tuple[Guard, ...] = ()
+    poisons: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,29 @@ def test_what_does_not_fit_is_refused_before_the_truncate(
     assert sink.value("select to_regclass('claimcheck_fence')") is None
 
 
+@pytest.mark.parametrize(
+    ("ours", "value", "theirs"),
+    [
+        ("text", "'too long'", "character varying(5)"),
+        ("text", "'pad  '", "character(5)"),
+        ("numeric", "1.5", "integer"),
+        ("numeric", "1.25", "numeric(6,1)"),
+        (
+            "timestamp(6) without time zone",
+            "'2026-11-01 10:00:00.5'",
+            "timestamp(0) without time zone",
+        ),
+    ],
+)
+def test_a_value_that_would_be_changed_is_explained_by_its_column(
+    source: Database, sink: Database, job: Make, ours: str, value: str, theirs: str
+) -> None:
+    source.execute(f"create table t (x) as values ({value}::{ours})")
+    sink.execute(f"create table t (x {theirs})")
+    with pytest.raises(SinkError, match=r"column x: a value of x .* does not fit .* unchanged"):
+        job("complete").run()
+
+
 def test_a_column_that_goes_no_way_of_the_others_is_named(
     source: Database, sink: Database, job: Make
 ) -> None:

@@ -10,6 +10,8 @@ text that no such column accepts.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tasks.replicate.connector import Column, Fit, Lane
 from tasks.replicate.connectors.postgresql.catalog import interval_fields
 from tasks.replicate.fits import refusal
@@ -44,18 +46,19 @@ def pair(source: Column, sink: Column) -> Fit:
 
 def _apart(source: Column, sink: Column, fit: Fit, apart: frozenset[str]) -> Fit:
     """The fit where the servers differ in how they write and read types inside the columns'."""
-    lanes, read_as = fit.lanes, fit.read_as
+    lanes = fit.lanes
     if "interval" in apart:
         lanes &= AS_TEXT
         if "interval" in sink.detail["newer"]:
             finite = f"strpos(({{0}})::text, '{_GREATEST_INTERVAL}') = 0"
-            read_as = _guard(finite, value=(read_as or "{0}").replace("{}", "{0}"))
+            value = (fit.read_as or "{0}").replace("{}", "{0}")
+            fit = replace(fit, read_as=_guard(finite, value=value), poisons=True)
     if "char" in apart and "char" in source.detail["newer"]:
         lanes -= AS_TEXT
     if not lanes:
         reason = 'the text of "char" is another before version 15'
         return refusal(source.type, sink.type, reason)
-    return Fit(lanes, read_as, fit.guards)
+    return replace(fit, lanes=lanes)
 
 
 def _pair(source: Column, sink: Column) -> Fit:
@@ -87,7 +90,7 @@ def _pair(source: Column, sink: Column) -> Fit:
         return refusal(source.type, sink.type, "jsonb drops doubled keys and the order of keys")
     if one == "numeric" and two in _INTEGERS:
         # A cast would round; what stays a fraction is no integer's text.
-        return Fit(AS_TEXT, read_as=_guard("({0}) = trunc({0})", value="trunc({0})"))
+        return _guarded("({0}) = trunc({0})", value="trunc({0})")
     if one in _CHARACTERS and (two in _PARSED or theirs["typtype"] == "e"):
         return Fit(AS_TEXT, read_as="({})::text")
     if ours["typtype"] == "e" and theirs["typtype"] == "e":
@@ -125,6 +128,10 @@ def _guard(test: str, poison: str = f"'{POISON}'", value: str = "{0}") -> str:
     return f"case when ({test}) is not false then ({value})::text else {poison} end"
 
 
+def _guarded(test: str, poison: str = f"'{POISON}'", value: str = "{0}") -> Fit:
+    return Fit(AS_TEXT, read_as=_guard(test, poison, value), poisons=True)
+
+
 def _into_characters(source: Column, sink: Column) -> Fit:
     """Text of anything; into a shorter column only what is no longer than it.
 
@@ -139,7 +146,7 @@ def _into_characters(source: Column, sink: Column) -> Fit:
     if two == "bpchar":
         long = f"repeat('{POISON}', {(room or 1) + 1})"
         test = f"length(({{0}})::text) <= {room or 1} and ({{0}})::text = rtrim(({{0}})::text, ' ')"
-        return Fit(AS_TEXT, read_as=_guard(test, long))
+        return _guarded(test, long)
     if room is None and two in ("text", "varchar"):
         return Fit(ANY if one in _CHARACTERS else AS_TEXT, read_as="({})::text")
     room = room or 1
@@ -147,7 +154,7 @@ def _into_characters(source: Column, sink: Column) -> Fit:
         return Fit(ANY, read_as="({})::text")
     if two == "varchar":
         long = f"repeat('{POISON}', {room + 1})"
-        return Fit(AS_TEXT, read_as=_guard(f"length(({{0}})::text) <= {room}", long))
+        return _guarded(f"length(({{0}})::text) <= {room}", long)
     return refusal(source.type, sink.type)
 
 
@@ -164,7 +171,7 @@ def _into_numeric(source: Column, sink: Column) -> Fit:
     if wide is not None and fine is not None and fine <= scale:
         roomy = wide - fine <= precision - scale
         return Fit(ANY, read_as=_cast(sink)) if roomy else Fit(AS_TEXT)
-    return Fit(AS_TEXT, read_as=_guard(f"({{0}})::numeric = round(({{0}})::numeric, {scale})"))
+    return _guarded(f"({{0}})::numeric = round(({{0}})::numeric, {scale})")
 
 
 def _shorter_clock(source: Column, sink: Column) -> Fit:
@@ -175,7 +182,7 @@ def _shorter_clock(source: Column, sink: Column) -> Fit:
         return refusal(source.type, sink.type, "the interval's fields differ")
     if not finer:
         return Fit(ANY, read_as=_cast(sink))
-    return Fit(AS_TEXT, read_as=_guard(f"({{0}}) = ({{0}})::{sink.detail['base']}"))
+    return _guarded(f"({{0}}) = ({{0}})::{sink.detail['base']}")
 
 
 def _fields(column: Column) -> int:

@@ -275,11 +275,10 @@ def _pages(connection: psycopg.Connection[Any], statement: sql.Composed) -> Iter
 
 
 def _explained(error: SinkError, load: Load) -> SinkError:
-    """An error about a value that a guard replaced says what the guard is for."""
+    """An error about a value that was poisoned says what the guard is for."""
     message = str(error)
     for plan in load.columns:
-        guarded = plan.read_as is not None and "case when" in plan.read_as
-        if guarded and f"column {plan.sink.name}: " in message:
+        if plan.poisons and f"column {plan.sink.name}: " in message:
             return SinkError(
                 f"column {plan.sink.name}: a value of {plan.source.name} "
                 f"({plan.source.type.name}) does not fit {plan.sink.type.name} unchanged; change "
