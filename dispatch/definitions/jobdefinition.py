@@ -17,12 +17,9 @@ from dispatch.handlers import REPLICATE
 from dispatch.policy import DEFAULT_BACKOFF_SECONDS, DESTRUCTIVE_MODE
 from dispatch.ports import DEFAULT_QUEUE
 
-COMMON_KEYS = (
-    "retry", "timeout", "overlap", "concurrency", "queue", "priority", "schedules", "enabled",
-    "paused",
-)  # fmt: skip
 STORED_KEYS = ("retry", "timeout", "overlap", "concurrency", "queue", "priority")
 """The keys of every stored definition, whatever its handler."""
+COMMON_KEYS = (*STORED_KEYS, "schedules", "enabled", "paused")
 HANDLER_KEYS = ("handler", "params", "source", "sink", *COMMON_KEYS)
 _SIDE_KEYS = {
     "datasource": "source and sink",
@@ -214,7 +211,25 @@ def _replication_keys(fields: Fields, own: Collection[str]) -> dict[str, Any]:
             fields.report.add((*fields.path, key), f"belongs under {_SIDE_KEYS[key]}")
         elif key not in known:
             fields.report.unknown_key((*fields.path, key), "a replication job", known)
-    return {key: fields.raw[key] for key in fields.raw if key in own}
+    found = {key: fields.raw[key] for key in fields.raw if key in own}
+    for side in ("source", "sink"):
+        if isinstance(found.get(side), dict):
+            found[side] = _keys_of_a_side(found[side], side, fields, (*own, *COMMON_KEYS))
+    return found
+
+
+def _keys_of_a_side(
+    raw: Mapping[str, Any], side: str, fields: Fields, jobs: Collection[str]
+) -> dict[str, Any]:
+    """What stands under source or sink, without the job's own keys, which are reported."""
+    for key in raw:
+        if key in jobs:
+            value = f" {str(raw[key]).lower()}" if isinstance(raw[key], bool) else ""
+            fields.report.add(
+                (*fields.path, side, key),
+                f"belongs to the job itself: write {key}:{value} beside {side}",
+            )
+    return {key: raw[key] for key in raw if key not in jobs}
 
 
 def _retry(fields: Fields, usual: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def run(context: RunContext, spec: ReplicationSpec, connector: Connector) -> Out
     general = {
         key: value
         for key, value in context.definition.items()
-        if key not in ReplicationSpec.model_fields and key not in ("schedules", "name")
+        if key not in ReplicationSpec.model_fields
     }
     children = [
         ChildJob(

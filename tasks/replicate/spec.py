@@ -16,12 +16,6 @@ from tasks.replicate.shapes import Problem
 
 Mode = Literal["complete", "complete-atomic", "incremental"]
 
-GENERAL_KEYS = frozenset(
-    {"name", "description", "retry", "timeout", "overlap", "concurrency", "queue", "priority"}
-    | {"schedules", "enabled", "paused", "params"}
-)
-"""Keys that every job may have and that are not replication's own; ``parse`` passes them by."""
-
 _MOST = 2**63 - 1
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi)?b?(?:/s)?", re.IGNORECASE)
 _FACTOR = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -187,11 +181,11 @@ class ReplicationSpec(_Part):
 
     @classmethod
     def parse(cls, definition: Mapping[str, Any]) -> ReplicationSpec:
-        """Read a job's definition; raises SpecError with every mistake in it.
+        """Read a job's definition, also a stored one; raises SpecError with every mistake in it.
 
-        Keys of GENERAL_KEYS are passed by; any other unknown key is a mistake.
+        What is not replication's own is passed by: it is every job's, and checked elsewhere.
         """
-        own = {key: value for key, value in definition.items() if key not in GENERAL_KEYS}
+        own = {key: value for key, value in definition.items() if key in cls.model_fields}
         try:
             spec = cls.model_validate(own)
         except ValidationError as error:
@@ -315,12 +309,7 @@ def _is_itself(spec: ReplicationSpec) -> bool:
     return split_name(source.table) == split_name(sink.table)
 
 
-def _known(location: tuple[Any, ...]) -> list[str]:
-    models: dict[str, type[_Part]] = {"source": SourceSpec, "sink": SinkSpec}
-    if len(location) > 1 and location[0] in models:
-        return list(models[location[0]].model_fields)
-    return [*ReplicationSpec.model_fields, *GENERAL_KEYS]
-
+_SIDES: dict[str, type[_Part]] = {"source": SourceSpec, "sink": SinkSpec}
 
 # What pydantic finds wrong with a value, by the first word of its name for it.
 _WRONG = {
@@ -346,12 +335,9 @@ def _problem(error: Any) -> Problem:
         }
         return Problem(key, f"is missing; {ways.get(key, 'name the datasource')}")
     if kind == "extra_forbidden":
-        word = str(location[-1])
-        if len(location) > 1 and word in (*ReplicationSpec.model_fields, *GENERAL_KEYS):
-            side = location[0]
-            value = f" {str(error['input']).lower()}" if isinstance(error["input"], bool) else ""
-            return Problem(key, f"belongs to the job itself: write {word}:{value} beside {side}")
-        close = difflib.get_close_matches(word, _known(location), n=1)
+        # Only under a side: what else the job may have beside it is not looked at here.
+        known = _SIDES[location[0]].model_fields
+        close = difflib.get_close_matches(str(location[-1]), known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         return Problem(key, f"is no key of a replication job{hint}")
     if kind == "literal_error":

@@ -132,6 +132,32 @@ jobs:
     assert "10 mistakes" in answer.stderr
 
 
+def test_a_key_is_sent_to_the_job_only_where_the_job_takes_it(
+    cli: Cli, file: Path, url: str
+) -> None:
+    file.write_text(
+        """
+datasources: {shop: {connector: postgresql, url: "${U}"}}
+jobs:
+  orders:
+    source: {datasource: shop, table: a, timeout: 1h, description: x, name: y, verfy: count}
+    sink: {datasource: shop, table: b, paused: true, params: {}}
+    mode: complete
+"""
+    )
+    answer = cli("apply", file, U=url).failed()
+    for says in (
+        "line 5: jobs.orders.source.timeout: belongs to the job itself: write timeout: beside",
+        "line 5: jobs.orders.source.description: is no key of a replication job\n",
+        "line 5: jobs.orders.source.name: is no key of a replication job",
+        "line 5: jobs.orders.source.verfy: is no key of a replication job",
+        "line 6: jobs.orders.sink.paused: belongs to the job itself: write paused: true beside",
+        "line 6: jobs.orders.sink.params: is no key of a replication job",
+    ):
+        assert says in answer.stderr
+    assert "6 mistakes" in answer.stderr
+
+
 def test_what_a_jobs_connectors_cannot_do_is_told_by_key(
     cli: Cli, file: Path, url: str, rows: Callable[..., Any]
 ) -> None:
