@@ -309,7 +309,10 @@ class Sink(End):
 
     @abstractmethod
     def commit(self) -> None:
-        """Commit; raises CommitUnknown where the connection broke meanwhile."""
+        """Commit; raises CommitUnknown where the connection broke meanwhile.
+
+        A sink in which nothing is held since ``begin`` passes the fence here once more.
+        """
 
     @abstractmethod
     def rollback(self) -> None:

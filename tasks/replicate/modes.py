@@ -15,6 +15,7 @@ from tasks.replicate.connector import (
     CommitUnknown,
     Connector,
     Counts,
+    Fenced,
     Load,
     Part,
     ReadRequest,
@@ -301,7 +302,7 @@ class Replication:
                 raise SinkError(
                     "the sink broke while it committed, and nothing of it remained"
                 ) from None
-        except SinkError:
+        except (SinkError, Fenced):
             self._kept = kept
             self.context.sink_indeterminate(undone)
             raise

@@ -39,6 +39,7 @@ from tasks.replicate.connector import (
     SourceError,
 )
 from tasks.replicate.connectors.file import Files
+from tasks.replicate.connectors.file.fence import Fence
 from tasks.replicate.connectors.file.places import Place
 
 
@@ -324,19 +325,17 @@ def test_an_older_attempt_replaces_nothing_after_a_newer_one__R_F5(tmp_path):
     assert (tmp_path / "t.csv").read_text() == "a\nnew\n"
 
 
-def test_two_attempts_are_never_between_begin_and_commit_at_once__R_F5(tmp_path):
+def test_a_stop_breaks_the_wait_for_the_folders_lock__R_K2(tmp_path):
     (tmp_path / "t.csv").write_text("a\n")
     config = {"path": str(tmp_path), "format": "csv"}
     load = load_of(config, "t")
-    with Files().sink(config) as one, Files().sink(config) as two:
-        one.begin(load)
-        timer = threading.Timer(0.3, two.stop)
+    with Files().sink(config) as sink, Fence(tmp_path / "t.csv").locked(lambda: None):
+        timer = threading.Timer(0.3, sink.stop)
         timer.start()
         started = time.monotonic()
         with pytest.raises(SinkError, match="stopped"):
-            two.begin(replace(load, fence=2))
+            sink.begin(load)
         assert 0.2 < time.monotonic() - started < 1.3
-        one.rollback()
         timer.join(timeout=5)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import psycopg
 import pytest
@@ -216,50 +214,6 @@ def test_a_backend_that_was_sending_ends_with_its_client(source: Database) -> No
             pass
     session.close(connection)
     _wait(lambda: _sessions(source) == 0, "the session to end", 3)
-
-
-WORKER = """
-import json, sys, uuid
-sys.path[:0] = json.loads(sys.argv[1])
-import replication_kit
-from tasks.replicate import modes
-job = replication_kit.Job(**json.loads(sys.stdin.readline()))
-job.id = uuid.UUID(job.id)
-modes.run(job.context())
-"""
-
-
-@pytest.fixture
-def worker() -> Iterator[Callable[[Job], subprocess.Popen[bytes]]]:
-    """Runs a job in a process that can be killed."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(job: Job) -> subprocess.Popen[bytes]:
-        import json
-
-        here = str(Path(__file__).parent)
-        process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, json.dumps([here, *sys.path])], stdin=subprocess.PIPE
-        )
-        started.append(process)
-        assert process.stdin is not None
-        task = {
-            "source": dict(job.source),
-            "sink": dict(job.sink),
-            "definition": job.definition,
-            "id": str(job.id),
-            "fence": job.fence,
-        }
-        process.stdin.write(json.dumps(task).encode() + b"\n")
-        process.stdin.flush()
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
 
 
 @pytest.mark.usefixtures("tables")

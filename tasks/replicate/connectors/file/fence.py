@@ -1,22 +1,24 @@
 """The fence beside the files: an older attempt replaces no file after a newer one (R-F5).
 
-A folder's record and its lock are two hidden files. The lock is held from the begin to the commit,
-so that no two attempts are between them at once. A file system has no transaction over two files:
-the record of a step is written after the file has been replaced, and between the two a crash can
-fall; the next attempt then replaces the file again.
+A folder's record and its lock are two hidden files. The lock is held for moments alone: to begin,
+and to look at the record again and put the new file in the target's place. So no load waits for
+another, and a worker that is frozen in the middle of one holds nothing up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tasks.replicate.connector import Fenced, Load, SinkError
+from tasks.replicate.connectors import turns
+from tasks.replicate.connectors.file.places import state
 
 RECORD = ".claimcheck_fence"
 LOCK = ".claimcheck_lock"
@@ -25,75 +27,85 @@ _NAP_SECONDS = 0.02
 
 
 class Fence:
-    """The lock and the record of one folder."""
+    """The lock of the target's folder, and what is recorded there of its jobs and of the target.
 
-    def __init__(self, folder: Path) -> None:
-        self._record = folder / RECORD
-        self._path = folder / LOCK
-        self._lock: IO[bytes] | None = None
+    ``check`` is called while the lock is waited for, and raises to give up.
+    """
 
-    def enter(self, load: Load, check: Callable[[], None]) -> None:
-        """Take the lock and pass the fence, or raise Fenced."""
-        self._take(check)
-        steps = self._read().get(load.scope, {})
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._record = target.with_name(RECORD)
+        self._path = target.with_name(LOCK)
+        self._turn = f"file {target.name}"
+
+    def begin(self, load: Load, check: Callable[[], None]) -> None:
+        """Pass the fence; raises Fenced, or SinkError where another job has the target's turn."""
+        with self.locked(check):
+            everything = self._read()
+            steps = self._admitted(everything, load)
+            if load.step == 0:
+                # Recorded at once: a file cannot be taken back, so older attempts end here.
+                self._write(everything | {load.scope: {**steps, "0": load.fence}})
+
+    @contextlib.contextmanager
+    def commit(self, load: Load, new: Path | None, check: Callable[[], None]) -> Iterator[None]:
+        """Pass the fence once more; ``new`` is to be put in the target's place within the block.
+
+        The first step takes the target's turn as it replaces the file, not before: until then the
+        target holds what another job has left, and that one may go on.
+        """
+        with self.locked(check):
+            everything = self._read()
+            steps = self._admitted(everything, load)
+            # Recorded before: by its state the new file is known, whether or not it got there.
+            put = {"fence": load.fence, "state": None if new is None else state(new)}
+            everything[load.scope] = {**steps, f"put {load.step}": put}
+            if load.step == 0:
+                everything[self._turn] = {"run": load.run_id}
+            self._write(everything)
+            yield
+
+    def settled(self, load: Load, check: Callable[[], None]) -> bool:
+        """Whether the target is what the step put there."""
+        with self.locked(check):
+            put = self._read().get(load.scope, {}).get(f"put {load.step}")
+            if put is None or put["fence"] != load.fence:
+                return False
+            return put["state"] is None or put["state"] == _state(self._target)
+
+    def _admitted(self, everything: dict[str, Any], load: Load) -> dict[str, Any]:
+        """With the lock: the record of the load's job, where that lets the load go on."""
+        steps: dict[str, Any] = everything.get(load.scope, {})
         if load.step and "0" not in steps:
             raise SinkError(f"the fence record of this job has vanished from {self._record}")
         newest = steps.get("0", 0)
         if newest > load.fence:
             raise Fenced(load.fence, newest)
-        if load.step == 0:
-            # Recorded at once: a file cannot be taken back, so older attempts end here.
-            self._write(load.scope, {**steps, "0": load.fence})
+        if load.step:
+            turns.check(load, everything.get(self._turn, {}).get("run"))
+        return steps
 
-    def done(self, load: Load) -> None:
-        """The step's change is in place."""
-        steps = self._read().get(load.scope, {})
-        self._write(load.scope, {**steps, f"done {load.step}": load.fence})
-
-    def settled(self, load: Load, check: Callable[[], None]) -> bool:
-        """Whether the step's change was put in place."""
-        self._take(check)
-        try:
-            steps = self._read().get(load.scope, {})
-        finally:
-            self.leave()
-        return bool(steps.get(f"done {load.step}") == load.fence)
-
-    def alone(self) -> bool:
-        """Take the lock, if nobody holds it."""
-        self._lock = lock = self._path.open("ab")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.leave()
-            return False
-        return True
-
-    def leave(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    def _take(self, check: Callable[[], None]) -> None:
-        deadline = time.monotonic() + LOCK_SECONDS
-        lock = self._path.open("ab")
-        try:
+    @contextlib.contextmanager
+    def locked(self, check: Callable[[], None], seconds: float | None = None) -> Iterator[None]:
+        """Hold the folder's lock; raises SinkError where another process has it for too long."""
+        seconds = LOCK_SECONDS if seconds is None else seconds
+        deadline = time.monotonic() + seconds
+        with self._path.open("ab") as lock:
             while True:
                 check()
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        raise SinkError(f"{self._path} was locked for {LOCK_SECONDS:g} s") from None
-                    time.sleep(_NAP_SECONDS)
-                else:
-                    break
-        except BaseException:
-            lock.close()
-            raise
-        self._lock = lock
+                        raise SinkError(
+                            f"{self._path} was locked for {seconds:g} s, and is held for moments "
+                            "alone: end the process that holds it, which is frozen"
+                        ) from None
+                time.sleep(_NAP_SECONDS)
+            yield
 
-    def _read(self) -> dict[str, dict[str, Any]]:
+    def _read(self) -> dict[str, Any]:
         try:
             found = json.loads(self._record.read_bytes())
         except FileNotFoundError:
@@ -104,11 +116,18 @@ class Fence:
             ) from None
         return dict(found)
 
-    def _write(self, scope: str, steps: dict[str, Any]) -> None:
-        everything = self._read() | {scope: steps}
+    def _write(self, everything: dict[str, Any]) -> None:
         replacement = self._record.with_name(RECORD + ".new")
         with replacement.open("wb") as file:
             file.write(json.dumps(everything, indent=1).encode())
             file.flush()
             os.fsync(file.fileno())
         replacement.replace(self._record)
+
+
+def _state(path: Path) -> list[int] | None:
+    """As the record holds it; None where there is no file."""
+    try:
+        return list(state(path))
+    except FileNotFoundError:
+        return None

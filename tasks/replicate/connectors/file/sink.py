@@ -33,6 +33,8 @@ from tasks.replicate.connectors.file.places import NoTable, Place, State, identi
 # Staging, and what a commit will put in the target's place: by job, fence and run.
 _HIDDEN = re.compile(r"\.claimcheck_(?:stage|new)\.([0-9A-Za-z]+)\.(\d+)\.[0-9A-Za-z]+\.")
 PAGE = 5000
+UNCREATE_SECONDS = 1.0
+"""How long the folder's lock is waited for, to take back a file that was made."""
 
 
 class FileSink(Sink):
@@ -44,7 +46,6 @@ class FileSink(Sink):
         self._place = Place(config)
         self.lanes = self._place.format.sink_lanes  # type: ignore[misc]
         self._stopped = False
-        self._fence: Fence | None = None
         self._load: Load | None = None
         self._new: Path | None = None
         """What commit puts in the target's place."""
@@ -135,29 +136,27 @@ class FileSink(Sink):
             beside = path.with_name(f".claimcheck_create.{os.getpid()}.{id(self):x}.{path.name}")
             try:
                 format_.create(beside, made)
-                beside.replace(path)
-            except BaseException:
+                with Fence(path).locked(self._check):
+                    if _holds_something(path):
+                        # Another job has made it meanwhile, and it may have rows by now.
+                        return
+                    beside.replace(path)
+                    self._made[path] = state(path)
+            finally:
                 beside.unlink(missing_ok=True)
-                raise
-            self._made[path] = state(path)
             self._created[path] = self._relation(path, made)
 
     def uncreate(self, table: TableName) -> None:
-        with contextlib.suppress(OSError, NoTable):
+        with contextlib.suppress(OSError, NoTable, SinkError):
             path = self._place.target(table)
             self._created.pop(path, None)
             made = self._made.pop(path, None)
             if made is None:
                 return
-            fence = Fence(path.parent)
-            if not fence.alone():
-                return
-            try:
+            with Fence(path).locked(lambda: None, UNCREATE_SECONDS):
                 # Who has written it meanwhile has put another file in its place.
                 if state(path) == made:
                     path.unlink()
-            finally:
-                fence.leave()
 
     def altered(self, load: Load) -> bool:
         """Never: a file is replaced as a whole, in the form that was planned."""
@@ -167,30 +166,21 @@ class FileSink(Sink):
 
     def begin(self, load: Load) -> None:
         with self._errors(load.table) as path:
-            self._fence = Fence(path.parent)
-            try:
-                self._fence.enter(load, self._check)
-            except BaseException:
-                self._fence.leave()
-                raise
+            Fence(path).begin(load, self._check)
             self._load = load
 
     def commit(self) -> None:
-        assert self._load is not None
-        assert self._fence is not None
-        path = self._place.target(self._load.table)
-        self._check()
-        try:
-            if self._new is not None:
-                _keep_mode(path, self._new)
-                self._new.replace(path)
-                _sync(path.parent)
-            self._fence.done(self._load)
-        except OSError as error:
-            raise CommitUnknown(f"sink: {trouble(error, path)}") from None
-        finally:
-            self._new = self._load = None
-            self._fence.leave()
+        load, new = self._load, self._new
+        assert load is not None
+        with self._errors(load.table) as path, Fence(path).commit(load, new, self._check):
+            if new is not None:
+                _keep_mode(path, new)
+                try:
+                    new.replace(path)
+                    _sync(path.parent)
+                except OSError as error:
+                    raise CommitUnknown(f"sink: {trouble(error, path)}") from None
+        self._new = self._load = None
 
     def rollback(self) -> None:
         # Staging is unstage's to remove.
@@ -198,12 +188,14 @@ class FileSink(Sink):
             with contextlib.suppress(OSError):
                 self._new.unlink()
         self._new = self._load = None
-        if self._fence is not None:
-            self._fence.leave()
 
     def settle(self, load: Load) -> bool:
         with self._errors(load.table) as path:
-            return Fence(path.parent).settled(load, self._check)
+            settled = Fence(path).settled(load, self._check)
+            if settled:
+                _sync(path.parent)
+        self.rollback()
+        return settled
 
     # The data
 
@@ -295,6 +287,10 @@ def _no_file(path: Path) -> str | None:
     if path.exists() and not path.is_file():
         return f"{path} is no file: name another table"
     return None
+
+
+def _holds_something(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 def _loose(relation: Relation) -> Relation:
