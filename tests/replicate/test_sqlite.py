@@ -217,7 +217,58 @@ def test_a_lock_that_is_never_freed_is_an_error_that_says_so(harness):
             with pytest.raises(SinkError, match=r"another connection held its lock") as caught:
                 sink.begin(load)
             assert not caught.value.permanent
+            for way_out in ("?timeout=SECONDS", "one concurrency key with limit: 1"):
+                assert way_out in str(caught.value)
         other.execute("rollback")
+
+
+def test_a_source_that_is_locked_says_what_to_do(harness):
+    harness.sql("pragma journal_mode = delete")
+    harness.make("t", {"id": "INTEGER"})
+    config = {"url": f"sqlite:///{harness.path}?timeout=0.2"}
+    with closing(sqlite3.connect(harness.path, isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        with pytest.raises(SourceError, match=r"held its lock for 0\.2 s.*WAL.*\?timeout=SECONDS"):
+            SQLite().test(config)
+        other.execute("rollback")
+
+
+def locked_out(harness: SQLiteHarness) -> bool:
+    """Whether another connection is kept from reading."""
+    with closing(sqlite3.connect(harness.path, timeout=0)) as reader:
+        try:
+            reader.execute("select count(*) from t").fetchall()
+        except sqlite3.OperationalError as error:
+            return str(error) == "database is locked"
+    return False
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_a_large_transaction_locks_readers_out_before_it_commits_outside_wal_alone(harness, mode):
+    harness.sql(f"pragma journal_mode = {mode}")
+    harness.make("t", {"id": "INTEGER", "words": "TEXT"}, [(1, "x")], key=["id"])
+    # More than SQLite's cache of two megabytes.
+    rows = [(i, "x" * 100) for i in range(40_000)]
+    with SQLite().sink(harness.config) as sink:
+        load = load_of(harness, "t")
+        sink.begin(load)
+        sink.write(load, batches([(2, "x")]), staging=False)
+        assert not locked_out(harness)
+        sink.rollback()
+        sink.begin(load)
+        sink.truncate(load)
+        sink.write(load, batches(rows), staging=False)
+        assert locked_out(harness) == (mode == "delete")
+        sink.rollback()
+        load = load_of(harness, "t", mode="complete-atomic", how="delete")
+        sink.stage(load)
+        sink.write(load, batches(rows), staging=True)
+        # Staging lies in a file of its own.
+        assert not locked_out(harness)
+        sink.begin(load)
+        sink.publish(load)
+        assert locked_out(harness) == (mode == "delete")
+        sink.rollback()
 
 
 def test_readers_see_old_or_new_content_and_never_wait_in_wal_mode(harness):

@@ -21,6 +21,19 @@ _NAP_SECONDS = 0.02
 _STEPS = 20_000
 """Instructions of SQLite's machine between two looks at whether to stop: about a millisecond."""
 
+_WAYS_OUT: dict[type[Exception], str] = {
+    SourceError: (
+        "put the file in WAL mode, in which readers and the writer do not wait for each other, or "
+        "write a longer ?timeout=SECONDS into the URL"
+    ),
+    SinkError: (
+        "SQLite has one writer at a time, and outside WAL mode that one waits for readers too: "
+        "write a longer ?timeout=SECONDS into the URL, or give the jobs that write the file one "
+        "concurrency key with limit: 1"
+    ),
+}
+"""Of a lock that was waited for in vain."""
+
 _FORM = "write sqlite:///relative/path.db or sqlite:////absolute/path.db"
 _BUSY = 5
 _IOERR = 10
@@ -256,7 +269,8 @@ class Session:
             if found := _UNREADABLE.match(message):
                 message, permanent = f"column {found[1]}: a text is not valid UTF-8", True
             if code == _BUSY:
-                message = f"another connection held its lock for {self._patience:g} s ({name})"
+                held = f"another connection held its lock for {self._patience:g} s ({name})"
+                message = f"{held}; {_WAYS_OUT[self._error]}"
         raise self._error(
             f"{self._side}: {redact(message, secrets_of(self._config))}", permanent=permanent
         ) from None
