@@ -241,6 +241,7 @@ def capabilities(connector: Any) -> dict[str, Any]:
         "parallel_sink": can.parallel_sink,
         "watermark": can.watermark,
         "transactional": can.transactional,
+        "staging_schema": can.staging_schema,
         "create": can.create,
         "analyze": can.analyze,
         "patterns": can.patterns,

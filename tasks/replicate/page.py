@@ -54,6 +54,7 @@ def _rows(can: Capabilities) -> list[tuple[str, str, str]]:
         ("`tables`", _yes(can.patterns), ""),
         ("watermark", _WATERMARKS[can.watermark], ""),
         ("`atomic`", "", ", ".join(can.atomic) or "-"),
+        ("`staging_schema`", "", _yes(can.staging_schema)),
         ("fence and change commit together", "", _yes(can.transactional)),
         ("`create`, `analyze`", "", f"{_yes(can.create)}, {_yes(can.analyze)}"),
     ]

@@ -142,6 +142,12 @@ def problems(spec: ReplicationSpec, source_connector: str, sink_connector: str) 
         need(
             writes.parallel_sink, "parallelism", f"{sink.name} is written by one writer; remove it"
         )
+    if spec.sink.staging_schema is not None:
+        need(
+            writes.staging_schema,
+            "sink.staging_schema",
+            f"{sink.name} stages in no schema; remove it",
+        )
     if spec.create:
         need(writes.create, "create", f"{sink.name} cannot create the sink; create it yourself")
     if spec.analyze:

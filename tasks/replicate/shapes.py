@@ -274,6 +274,8 @@ class Capabilities:
     """``safe`` (a bound that misses nothing), ``lag`` (a stated lag) or ``none``."""
     transactional: bool = False
     """As sink: the fence and the change commit together (R-F5)."""
+    staging_schema: bool = False
+    """As sink: rows may be staged in a schema of their own."""
     create: bool = False
     analyze: bool = False
     patterns: bool = False

@@ -281,6 +281,14 @@ def _contradictions(spec: ReplicationSpec) -> list[Problem]:
         problem("watermark", f"{spec.watermark} is not among source.columns; add it there")
     if spec.atomic is not None and spec.mode != "complete-atomic":
         problem("atomic", f"is only for mode complete-atomic, and this is {spec.mode}")
+    if spec.sink.staging_schema is not None:
+        if spec.mode == "complete":
+            problem("sink.staging_schema", "does nothing in mode complete, which stages no rows")
+        if spec.atomic == "rename":
+            problem(
+                "sink.staging_schema",
+                "does nothing with atomic: rename, whose new table is made beside the old one",
+            )
     if isinstance(spec.sink.columns, tuple) and columns is not None:
         ours, theirs = len(columns), len(spec.sink.columns)
         if ours != theirs:

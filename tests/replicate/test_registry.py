@@ -106,6 +106,30 @@ def test_what_a_connector_cannot_do_is_refused_at_apply() -> None:
     assert [problem.key for problem in found] == ["atomic"] + ["parallelism"] * 2
 
 
+@pytest.mark.parametrize("mode", ["complete-atomic", "incremental"])
+def test_a_staging_schema_is_refused_where_the_sink_has_none(mode: str) -> None:
+    watermark = {"watermark": "id"} if mode == "incremental" else {}
+    sink = {"table": "t", "staging_schema": "landing"}
+    spec = ReplicationSpec.parse(definition({"table": "t"}, sink, mode, **watermark))
+    for name in ("postgresql", "mysql"):
+        assert registry.problems(spec, "postgresql", name) == []
+    for name in ("sqlite", "file"):
+        found = registry.problems(spec, "postgresql", name)
+        assert found[-1] == f"sink.staging_schema: {name} stages in no schema; remove it"
+
+
+@pytest.mark.parametrize(
+    "more", [{"mode": "complete"}, {"mode": "complete-atomic", "atomic": "rename"}]
+)
+def test_a_staging_schema_is_refused_where_it_does_nothing(more: dict[str, Any]) -> None:
+    sink = {"table": "t", "staging_schema": "landing"}
+    with pytest.raises(SpecError) as caught:
+        ReplicationSpec.parse(definition({"table": "t"}, sink, **more))
+    assert [problem.key for problem in caught.value.problems] == ["sink.staging_schema"]
+    del sink["staging_schema"]
+    ReplicationSpec.parse(definition({"table": "t"}, sink, **more))
+
+
 def test_a_definitions_mistakes_come_all_at_once() -> None:
     with pytest.raises(SpecError) as caught:
         ReplicationSpec.parse(

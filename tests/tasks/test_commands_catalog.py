@@ -263,6 +263,7 @@ def test_a_datasource_lives_without_showing_its_secret__R_X2(
     assert shown["config"] == {"url": "***"}
     assert shown["endpoint"].startswith("postgresql://")
     assert shown["capabilities"]["transactional"] is True
+    assert shown["capabilities"]["staging_schema"] is True
     assert shown["enabled"] is True
     assert "PostgreSQL" in answers[6].json["found"]
     assert answers[8].json["changed"] is True

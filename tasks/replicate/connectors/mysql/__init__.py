@@ -21,6 +21,7 @@ class MySQL(Connector):
         parallel_sink=True,
         watermark="lag",
         transactional=True,
+        staging_schema=True,
         create=True,
         analyze=True,
         patterns=True,

@@ -25,6 +25,7 @@ class PostgreSQL(Connector):
         parallel_sink=True,
         watermark="safe",
         transactional=True,
+        staging_schema=True,
         create=True,
         analyze=True,
         patterns=True,
