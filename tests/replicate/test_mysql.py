@@ -351,6 +351,16 @@ def test_the_product_and_version_are_told(harness):
     assert MySQL().test(harness.config).startswith(("MariaDB 10", "MariaDB 11", "MySQL 8"))
 
 
+@pytest.mark.parametrize("version", ["8.0.36", "11.4.2-MariaDB", "5.5.5-10.11.6-MariaDB-1"])
+def test_a_server_that_is_not_tested_is_told(harness, monkeypatch, version):
+    about = f"select @@sql_mode, '{version}', connection_id(), database()"
+    monkeypatch.setattr("tasks.replicate.connectors.mysql.session._ABOUT", about)
+    told = MySQL().test(harness.config)
+    product = "MariaDB" if "MariaDB" in version else "MySQL"
+    untested = "" if "10.11" in version else ", untested: it is tested with MariaDB 10.11"
+    assert told == f"{product} {version}{untested}"
+
+
 def test_a_missing_driver_is_told(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert MySQL().missing() == "pymysql"

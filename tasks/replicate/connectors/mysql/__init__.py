@@ -7,6 +7,9 @@ from typing import Any
 
 from tasks.replicate.connector import Capabilities, Connector, Problem, SourceError
 
+TESTED = (10, 11)
+"""The series of MariaDB that the tests of replication run against."""
+
 
 class MySQL(Connector):
     """MySQL 8.0 and MariaDB 10.5, and later; through mysqlclient, or else PyMySQL."""
@@ -26,7 +29,7 @@ class MySQL(Connector):
         analyze=True,
         patterns=True,
         cancel="KILL QUERY, then the socket is shut down",
-        tested="MariaDB 10.11; MySQL is untested",
+        tested=f"MariaDB {TESTED[0]}.{TESTED[1]}; MySQL is untested",
         extra="mysql",
         settings={"url": "mysql://USER:PASSWORD@HOST:PORT/DATABASE (?ssl=verify&ssl_ca=FILE)"},
     )
@@ -56,7 +59,10 @@ class MySQL(Connector):
         from tasks.replicate.connectors.mysql.session import Session
 
         with Session(config, SourceError) as opened:
-            return f"{'MariaDB' if opened.mariadb else 'MySQL'} {opened.version_text}"
+            product = f"{'MariaDB' if opened.mariadb else 'MySQL'} {opened.version_text}"
+            known = opened.mariadb and opened.version[:2] == TESTED
+        untested = f"untested: it is tested with MariaDB {TESTED[0]}.{TESTED[1]}"
+        return product if known else f"{product}, {untested}"
 
     def source(self, config: Mapping[str, Any], *, name: str = "") -> Any:
         from tasks.replicate.connectors.mysql.source import MySQLSource
