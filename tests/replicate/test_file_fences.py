@@ -184,7 +184,7 @@ def test_an_error_after_the_file_was_replaced_is_settled_as_replaced__R_F5(
         whole(path)
 
     monkeypatch.setattr(file_sink, "_sync", broken)
-    monkeypatch.setattr("tasks.replicate.modes._NAP_SECONDS", 0.01)
+    monkeypatch.setattr("tasks.replicate.ends._NAP_SECONDS", 0.01)
     job(source, folder, "one", mode).run()
     assert len(failed) == 2
     assert lines(folder, "one") == ROWS
