@@ -115,7 +115,7 @@ def test_a_staging_schema_is_refused_where_the_sink_has_none(mode: str) -> None:
         assert registry.problems(spec, "postgresql", name) == []
     for name in ("sqlite", "file"):
         found = registry.problems(spec, "postgresql", name)
-        assert found[-1] == f"sink.staging_schema: {name} stages in no schema; remove it"
+        assert str(found[-1]) == f"sink.staging_schema: {name} stages in no schema; remove it"
 
 
 @pytest.mark.parametrize(

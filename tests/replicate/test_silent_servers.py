@@ -190,7 +190,7 @@ def test_a_commit_that_is_settled_with_a_silent_server_is_left__R_K2(
     context = Job(source.config, theirs.config, work).context()
     settles = lost_at_commit(theirs)
     assert stopped_after(context, settles, theirs.proxy) < 1.0
-    assert context.warning == modes.LOST
+    assert context.warning == modes.LOST + "it may have been emptied"
     sessions_end(sink)
 
 
@@ -205,7 +205,7 @@ def test_a_commit_that_is_settled_with_a_silent_mysql_is_left__R_K2(
     context = Job(source.config, theirs.config, work, ("postgresql", "mysql")).context()
     settles = lost_at_commit(theirs)
     assert stopped_after(context, settles, theirs.proxy) < 1.0
-    assert context.warning == modes.LOST
+    assert context.warning == modes.LOST + "it may have been emptied"
 
 
 def test_a_libpq_that_cannot_leave_a_cancel_is_not_asked_for_one__R_K2(
