@@ -120,9 +120,9 @@ def init(path: str | os.PathLike[str]) -> Keyring:
                 # A hard link, not a rename: it fails where the name exists already.
                 os.link(temporary, where)
             except FileExistsError:
-                _fail(where, "exists already and is not overwritten", "use it, or move it away")
+                _fail_as_it_exists(where)
             except OSError:
-                _create_exclusively(where, _serialize(keyring))
+                _place_without_link(temporary, where)
         _sync_directory(where.parent)
     except OSError as error:
         _fail(where, f"cannot be created: {_reason(error)}", "choose a folder that can be written")
@@ -362,6 +362,18 @@ def _temporary_beside(target: Path, content: bytes, *, mode: int) -> Iterator[Pa
         temporary.unlink(missing_ok=True)
 
 
+def _place_without_link(temporary: Path, where: Path) -> None:
+    """For file systems without hard links: who else begins a keyring waits for the folder."""
+    folder = os.open(where.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if os.path.lexists(where):
+            _fail_as_it_exists(where)
+        os.rename(temporary, where)
+    finally:
+        os.close(folder)
+
+
 def _create_exclusively(where: Path, content: bytes) -> None:
     descriptor = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as file:
@@ -389,6 +401,10 @@ def _next_version(keyring: Keyring) -> str:
 
 def _reason(error: OSError) -> str:
     return error.strerror or type(error).__name__
+
+
+def _fail_as_it_exists(where: Path) -> NoReturn:
+    _fail(where, "exists already and is not overwritten", "use it, or move it away")
 
 
 def _fail(where: Path, fault: str, way_out: str) -> NoReturn:

@@ -10,6 +10,7 @@ import pickle
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,20 +56,43 @@ def test_init_never_overwrites(path: Path) -> None:
     assert os.listdir(path.parent) == ["keyring.json"]
 
 
-def test_init_without_hard_links_still_never_overwrites(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_hard_links(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
+
+
+def test_init_without_hard_links_still_never_overwrites(path: Path, no_hard_links: None) -> None:
     first = keyring.init(path)
-    with pytest.raises(KeyringError):
+    with pytest.raises(KeyringError, match="exists already"):
         keyring.init(path)
     assert Keyring.load(path).key("v1") == first.key("v1")
+    assert os.listdir(path.parent) == ["keyring.json"]
 
 
-def test_processes_that_start_at_once_share_one_key(path: Path) -> None:
+def test_init_without_hard_links_still_shows_no_half_file(
+    path: Path, no_hard_links: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def open_and_look(*given: Any, **options: Any) -> int:
+        descriptor = opened(*given, **options)
+        if path.exists():
+            Keyring.load(path)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", open_and_look)
+    keyring.init(path)
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["hard links", "none"])
+def test_processes_that_start_at_once_share_one_key(
+    path: Path, links: bool, request: pytest.FixtureRequest
+) -> None:
+    if not links:
+        request.getfixturevalue("no_hard_links")
     found: list[bytes] = []
     start = threading.Barrier(8)
 
