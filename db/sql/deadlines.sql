@@ -113,8 +113,10 @@ select 'offer', offer.queue, offer.job_id, offer.job, offer.level, offer.room, o
 from offer where offer.room > 0 or (offer.level = 0 and offer.seconds > 0);
 
 -- name: offer_candidates
--- The runs of one queue that are to be offered now: from the given jobs and numbers of offers, the
--- first in the order of claims (R-C3), at most as many as the queue has room for (R-D5).
+-- The runs of one queue that are to be offered now: of each given job and number of offers those that
+-- have waited longest, whatever their priority, since a wake-up may be lost for any of them (R-D5); of
+-- all these the first in the order of claims (R-C3), at most as many as the queue has room for. So
+-- its directed claim (R-C1) may take an older run of a job ahead of one with a higher priority.
 select due.id, due.queue, due.priority, due.offer_count
 from unnest(%(jobs)s::uuid[], %(levels)s::integer[], %(rooms)s::bigint[])
   as triple (job_id, level, room)
