@@ -4,6 +4,9 @@ Each attempt that begins (step 0) writes its run into the target's own row of th
 holds that row until it commits. A later step share-locks the row and goes on only while it still
 names the run. So loads in one transaction wait for each other, and one that emptied the target
 first does not fill it after another has begun.
+
+Beside files nothing is held: a run takes the turn as its step 0 replaces the file, and a later step
+looks whose it is when it begins and again when it replaces the file.
 """
 
 from __future__ import annotations
