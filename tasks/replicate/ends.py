@@ -123,6 +123,7 @@ def refuse_changes(sink: Sink, load: Load) -> None:
 @contextmanager
 def opened(context: RunContext, opener: Callable[[], E]) -> Iterator[E]:
     """Open an end, let a stop of the run break what it does, and close it."""
+    context.progress(0, phase="connecting")
     opening = Opening(opener)
     with context.stopping(opening.leave):
         end = opening.wait()

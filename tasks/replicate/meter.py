@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from dispatch.context import RunContext
-from tasks.replicate.connector import Batch
+from tasks.replicate.connector import Batch, Relation
 
 REPORT_SECONDS = 0.1
 NAP_SECONDS = 0.1
@@ -36,9 +36,9 @@ class Throttle:
 class Meter:
     """One run's flow, over all its parts."""
 
-    def __init__(self, context: RunContext, total: int | None, *, bandwidth: int | None) -> None:
+    def __init__(self, context: RunContext, source: Relation, *, bandwidth: int | None) -> None:
         self._context = context
-        self._total = total
+        self._source = source
         self._throttle = Throttle(bandwidth, context.check_cancelled)
         self._reported = 0.0
         self.rows = 0
@@ -62,10 +62,16 @@ class Meter:
             self._reported = now
 
     def report(self, phase: str) -> None:
-        """Report rows and bytes so far; the total is the source's estimate."""
-        total = self._total
-        if total is not None and total < self.rows:
-            total = self.rows
+        """Report rows and bytes so far, with an estimate of all rows where there is one."""
+        total = self._total()
         self._context.progress(
             self.rows, total, estimate=total is not None, bytes=self.bytes, phase=phase
         )
+
+    def _total(self) -> int | None:
+        """The source's estimate, or as many rows as its bytes hold if all are like those so far;
+        never fewer than were read."""
+        total = self._source.rows
+        if total is None and self._source.size and self.rows and self.bytes:
+            total = self.rows * self._source.size // self.bytes
+        return None if total is None else max(total, self.rows)

@@ -104,10 +104,11 @@ class Replication:
     # Planning
 
     def _replicate(self, source: Source, sink: Sink) -> Outcome:
+        self.context.progress(0, phase="describing")
         request = tables.request(self.spec, self.context.watermark)
         ours = tables.described(self.spec, source, sink, request)
         planner.check_names(self.spec, planner.chosen(self.spec, ours))
-        self.meter = Meter(self.context, ours.rows, bandwidth=self.spec.bandwidth)
+        self.meter = Meter(self.context, ours, bandwidth=self.spec.bandwidth)
         with self._target(sink, source, request, ours) as theirs:
             self._refuse_itself(source, sink, request, theirs)
             plan = planner.plan(self.spec, source, sink, ours, theirs)

@@ -46,7 +46,7 @@ def run(context: RunContext, spec: ReplicationSpec, connector: Connector) -> Out
     ]
     context.check_cancelled()
     left = context.spawn(children)
-    context.progress(len(children), len(children), phase="spawned")
+    context.progress(0, phase="spawned")
     result: dict[str, Any] = {"tables": [join_name(table) for table in found]}
     if left:
         warning = _without_table(left)

@@ -116,7 +116,7 @@ class Relation:
     key: tuple[str, ...] = ()
     """The primary key, or else a unique key whose columns are all NOT NULL; empty without one."""
     rows: int | None = None
-    """An estimate for progress; None is unknown."""
+    """An estimate for progress of what the request asks for; None is unknown."""
     detail: Mapping[str, Any] = field(default_factory=dict)
     """What only the connector itself needs to remember about it; must be picklable."""
     hint: str = ""
@@ -127,6 +127,9 @@ class Relation:
     blank: ColumnType | None = None
     """Of an end that knows no column before it has a row, such as an empty file: the type of
     whatever columns it is given. None of any other."""
+    size: int | None = None
+    """Bytes that hold the rows, as the sizes of its batches count them: progress is told by them
+    where ``rows`` is unknown. None is unknown."""
 
     def column(self, name: str) -> Column | None:
         return next((column for column in self.columns if column.name == name), None)
@@ -190,6 +193,11 @@ class ReadRequest:
     since: str | None = None
     fetch_size: int = 1000
     """Rows of one batch in the row lane; never rows held in memory beyond that."""
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether rows of the table or query may be left out."""
+        return self.where is not None or (self.watermark is not None and self.since is not None)
 
     def planned(self, columns: Sequence[ColumnPlan]) -> ReadRequest:
         return replace(self, columns=tuple(columns))

@@ -107,7 +107,7 @@ def test_blocks_are_cut_between_records_wherever_they_end(tmp_path, monkeypatch,
     text = written_csv([("id", "words"), *rows]).encode()
     assert source_rows(tmp_path, text) == rows
     for path in (tmp_path / "t.csv",):
-        data = b"".join(csv_text.chunks(path, csv_text.Dialect()))
+        data = b"".join(chunk for chunk, _ in csv_text.chunks(path, csv_text.Dialect()))
         assert data == text
 
 
@@ -128,7 +128,7 @@ def test_any_rows_are_read_as_they_were_written(tmp_path_factory, rows, block):
     path.write_bytes(csv_text.written([first, *rows], dialect).encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_text, "BLOCK", block)
-        chunks = list(csv_text.chunks(path, dialect))
+        chunks = [chunk for chunk, _ in csv_text.chunks(path, dialect)]
     width = len(first)
     assert [r for c in chunks for r in csv_text.parse(c, width, dialect, path)] == [first, *rows]
     assert sum(map(csv_text.count_records, chunks)) == len(rows) + 1
@@ -143,7 +143,7 @@ def test_any_text_is_read_letter_by_letter_alike_or_refused(tmp_path_factory, te
     dialect, path = csv_text.Dialect(header=False), tmp_path_factory.getbasetemp() / "text.csv"
     path.write_bytes(text.encode())
     try:
-        chunks = list(csv_text.chunks(path, dialect))
+        chunks = [chunk for chunk, _ in csv_text.chunks(path, dialect)]
         counted = sum(map(csv_text.count_records, chunks))
         rows = [row for c in chunks for row in csv_text.parse_carefully(c, None, dialect, path)]
     except BadFile:
@@ -388,7 +388,7 @@ def test_records_longer_than_a_block_stay_whole(tmp_path: Path) -> None:
     records = ["id,note", f"1,{long}", "2,short", f"3,{long}", "4,last"]
     path = tmp_path / "long.csv"
     path.write_bytes("\r\n".join(records).encode())
-    found = list(csv_text.chunks(path, csv_text.Dialect()))
+    found = [chunk for chunk, _ in csv_text.chunks(path, csv_text.Dialect())]
     assert b"".join(found) == ("\n".join(records) + "\n").encode()
     assert all(chunk.count(b'"') % 2 == 0 for chunk in found)
 

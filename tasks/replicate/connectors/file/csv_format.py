@@ -93,11 +93,12 @@ class CSV(Format):
             as_is = wanted == list(range(len(names)))
             guards = _Guards(request.columns, self._dialect)
             begun = False
-            for number, (chunk, line) in enumerate(self._data(path)):
+            for number, (chunk, line, size) in enumerate(self._data(path)):
                 check()
                 try:
                     if lane is Lane.ROWS:
-                        yield from self._pages(chunk, names, wanted, request.fetch_size, path)
+                        rows = self._rows(chunk, names, wanted, path)
+                        yield from _pages(rows, size, request.fetch_size)
                         continue
                     if as_is:
                         batch = self._block(chunk, guards, path)
@@ -106,6 +107,8 @@ class CSV(Format):
                 except csv_text.BadRecord as error:
                     at = self._line(path, number, check) + error.line
                     raise BadFile(f"{path}, line {at}: {error.what}") from None
+                # What was read, whatever was made of it: by that the file comes to its end.
+                batch.size = size
                 if not begun:
                     batch.place, begun = (str(path), line), True
                 yield batch
@@ -113,7 +116,7 @@ class CSV(Format):
     def _line(self, path: Path, number: int, check: Check) -> int:
         """The line of the file on which this chunk of its data begins."""
         at = 1
-        for before, (chunk, line) in enumerate(islice(self._data(path), number + 1)):
+        for before, (chunk, line, _) in enumerate(islice(self._data(path), number + 1)):
             check()
             if before == 0:
                 at = line
@@ -121,16 +124,17 @@ class CSV(Format):
                 at += chunk.count(b"\n")
         return at
 
-    def _data(self, path: Path) -> Iterator[tuple[bytes, int]]:
-        """The records behind the header, and the line on which the first of all stands."""
+    def _data(self, path: Path) -> Iterator[tuple[bytes, int, int]]:
+        """The records behind the header, the line on which the first of all stands, and their
+        bytes in the file."""
         line, first = 1, self._dialect.header
-        for chunk in csv_text.chunks(path, self._dialect):
+        for chunk, size in csv_text.chunks(path, self._dialect):
             data = csv_text.without_first(chunk) if first else chunk
             if first:
                 line += chunk.count(b"\n") - data.count(b"\n")
             first = False
             if data:
-                yield data, line
+                yield data, line, size
 
     def _rows(
         self, chunk: bytes, names: Sequence[str], wanted: Sequence[int], path: Path
@@ -139,15 +143,6 @@ class CSV(Format):
         if list(wanted) == list(range(len(names))):
             return rows
         return [tuple([row[position] for position in wanted]) for row in rows]
-
-    def _pages(
-        self, chunk: bytes, names: Sequence[str], wanted: Sequence[int], size: int, path: Path
-    ) -> Iterator[Batch]:
-        rows = self._rows(chunk, names, wanted, path)
-        each = len(chunk) // max(len(rows), 1)
-        for start in range(0, len(rows), size):
-            page = rows[start : start + size]
-            yield Batch(page, len(page), each * len(page))
 
     def _block(self, chunk: bytes, guards: _Guards, path: Path) -> Batch:
         """The bytes as they are, once they are known to be well formed and to pass the guards."""
@@ -174,7 +169,7 @@ class CSV(Format):
     def count(self, paths: Sequence[Path], check: Check) -> int:
         total = 0
         for path in paths:
-            for chunk, _ in self._data(path):
+            for chunk, _, _ in self._data(path):
                 check()
                 total += csv_text.count_records(chunk)
         return total
@@ -200,6 +195,13 @@ class CSV(Format):
         # Of a column that may hold anything, everything is made text by the one rule for that.
         anything = source.type.loose and source.type.kind is Kind.TEXT
         return Fit(frozenset(lanes), guards=(Guard("text"),) if anything else ())
+
+
+def _pages(rows: Sequence[Row], size: int, most: int) -> Iterator[Batch]:
+    """Batches of at most ``most`` of the rows, each with its share of their ``size`` in bytes."""
+    for start in range(0, len(rows), most):
+        page = list(rows[start : start + most])
+        yield Batch(page, len(page), size * len(page) // len(rows))
 
 
 class _Guards:

@@ -82,8 +82,9 @@ def blocks(path: Path, dialect: Dialect) -> Iterator[bytes]:
             raise BadFile(f"{path}: is not all {dialect.encoding}") from None
 
 
-def chunks(path: Path, dialect: Dialect) -> Iterator[bytes]:
-    """Whole records, each ended by one line feed; the header is among them.
+def chunks(path: Path, dialect: Dialect) -> Iterator[tuple[bytes, int]]:
+    """Whole records, each ended by one line feed, and their bytes in the file; the header is among
+    them.
 
     The first line tells whether lines end in CR LF; then every line does.
     """
@@ -91,7 +92,10 @@ def chunks(path: Path, dialect: Dialect) -> Iterator[bytes]:
     for chunk in _whole_records(path, dialect):
         if crlf is None:
             crlf = _first_line(chunk).endswith(b"\r\n")
-        yield _line_feeds(chunk) if crlf else chunk
+        size = len(chunk)
+        if dialect.encoding != "utf-8":
+            size = len(chunk.decode().encode(dialect.encoding, "replace"))
+        yield _line_feeds(chunk) if crlf else chunk, size
 
 
 def _whole_records(path: Path, dialect: Dialect) -> Iterator[bytes]:
@@ -186,7 +190,7 @@ def without_ends(chunk: bytes) -> bytes:
 
 def header(path: Path, dialect: Dialect) -> list[str]:
     """The names in the first record, or names by number where the file has no header."""
-    for chunk in chunks(path, dialect):
+    for chunk, _ in chunks(path, dialect):
         fields = parse_carefully(_first_line(chunk), None, dialect, path)[0]
         if not dialect.header:
             return numbered(len(fields))

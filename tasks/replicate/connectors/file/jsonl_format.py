@@ -100,13 +100,19 @@ class JSONLines(Format):
             size = 0
             for number, line in enumerate(self._lines(path)):
                 page.append(_row(line, wanted, known, path, number))
-                size += len(line)
+                size += self._size(line)
                 if len(page) == request.fetch_size:
                     check()
                     yield Batch(page, len(page), size)
                     page, size = [], 0
             if page:
                 yield Batch(page, len(page), size)
+
+    def _size(self, line: str) -> int:
+        """Its bytes in the file, about: it may have ended in CR LF."""
+        if line.isascii():
+            return len(line) + 1
+        return len(line.encode(self._encoding, "replace")) + 1
 
     def count(self, paths: Sequence[Path], check: Check) -> int:
         total = 0

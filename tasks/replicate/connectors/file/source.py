@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,10 @@ class FileSource(Source):
 
     def describe(self, request: ReadRequest) -> Relation:
         with self._errors():
-            return self._place.format.describe(self._files(request))
+            relation = self._place.format.describe(self._files(request))
+        assert request.table is not None
+        size = sum(size for _, size, _ in self._states[request.table].values())
+        return replace(relation, size=size)
 
     def reads(self, request: ReadRequest) -> frozenset[Any]:
         with self._errors():

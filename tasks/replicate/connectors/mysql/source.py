@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -63,9 +64,12 @@ class MySQLSource(Source):
             for clash in sqlmodes.clashes(written or "", self._session.modes):
                 raise SourceError(f"source: {clash}", permanent=True)
         relation = self._relation(request)
-        self._session.execute(_TRY.format(source=_from(request, relation)))
+        source = _from(request, relation)
+        self._session.execute(_TRY.format(source=source))
         self._described = (request, relation)
-        return relation
+        if relation.rows is None or not request.is_conditional:
+            return relation
+        return replace(relation, rows=catalog.estimate(self._session, source))
 
     def _relation(self, request: ReadRequest) -> Relation:
         if request.query is not None:

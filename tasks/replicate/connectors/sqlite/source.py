@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tasks.replicate.connector import (
@@ -58,7 +59,8 @@ class SQLiteSource(Source):
             relation = self._table(request)
         source, parameters = _from(request, relation)
         self._session.execute(_TRY.format(source=source), parameters)
-        return relation
+        # A plan of SQLite's says nothing of how many rows meet the conditions.
+        return replace(relation, rows=None) if request.is_conditional else relation
 
     def _table(self, request: ReadRequest) -> Relation:
         assert request.table is not None
