@@ -18,7 +18,7 @@ from dispatch import retry as retrying
 from dispatch.durations import InvalidDuration, parse_duration
 from dispatch.enqueue import RunHandle
 from dispatch.lifecycle import JobRunStatus
-from tasks.commands import console, control, loglines, runs, values, waits, watching
+from tasks.commands import console, control, loglines, progress, runs, values, waits, watching
 from tasks.commands.console import Output, usage
 from tasks.commands.runids import RUN_ID, resolve
 from tasks.ports import PORTS
@@ -168,6 +168,8 @@ def show(out: Output, run_id: UUID | str) -> None:
         out.document(found)
         return
     lineage, children = found.pop("lineage"), found.pop("children")
+    found["progress"] = progress.told(found)
+    found.pop("percent")
     found["status"] = runs.styled(found["status"])
     first = {key: found.pop(key) for key in ("id", "job", "status", "next")}
     out.facts({**first, "took": runs.took(found), **found})

@@ -15,7 +15,7 @@ from dispatch import chains
 from dispatch.chains import Break
 from dispatch.errors import UnknownRun
 from dispatch.lifecycle import JobRunStatus
-from tasks.commands import waits
+from tasks.commands import progress, waits
 from tasks.commands.tables import shown
 
 EXIT_STATUS = {
@@ -74,8 +74,9 @@ _FIELDS = (
 
 
 def as_json(run: Run) -> dict[str, Any]:
-    """One attempt with the contract's fields."""
-    return {field: run["job_name"] if field == "job" else run[field] for field in _FIELDS}
+    """One attempt with the contract's fields, and ``percent`` of its progress."""
+    found = {field: run["job_name"] if field == "job" else run[field] for field in _FIELDS}
+    return {**found, "percent": progress.percent(run)}
 
 
 def named(runs: JobRunRepository, run_id: UUID) -> Run:

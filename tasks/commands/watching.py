@@ -23,7 +23,7 @@ from db import session
 from db.failures import is_connection_lost
 from db.runs import JobRunRepository, Run
 from dispatch.lifecycle import JobRunStatus
-from tasks.commands import waits
+from tasks.commands import progress, waits
 from tasks.commands.console import Output
 from tasks.commands.runs import EXIT_STATUS, as_json, failure, named, summed_up, warnings
 
@@ -138,23 +138,19 @@ def _show(bar: Progress, shown: Any, last: Run, children: list[Run]) -> None:
             visible=True,
         )
         return
-    progress = last["progress"] or {}
-    done, total = progress.get("done"), progress.get("total")
-    if last["status"] == JobRunStatus.SUCCEEDED and last["rows_processed"] is not None:
-        done = total = last["rows_processed"]
+    share = progress.percent(last)
     bar.update(
         shown,
         description=f"{last['job_name']} {last['status']}",
-        # An estimate that was too low must not show more than all.
-        completed=done or 0,
-        total=None if not total else max(total, done or 0),
-        run={**progress, "done": done, "total": total},
+        completed=share or 0,
+        total=None if share is None else 100,
+        run=last,
         visible=True,
     )
 
 
-class _Counts(ProgressColumn):
-    """``12,000 / ~50,000``: rows done and in all; an estimate says that it is one."""
+class _Told(ProgressColumn):
+    """``24 %  12,000 / ~50,000  3.4 MB``, and on a wide terminal the phase."""
 
     def __init__(self, with_phase: bool) -> None:
         super().__init__(Column(no_wrap=True))
@@ -162,15 +158,9 @@ class _Counts(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         run = task.fields.get("run")
-        if not run or run["done"] is None:
+        if run is None:
             return Text("")
-        text = f"{run['done']:,}"
-        if run["total"]:
-            about = "~" if run.get("total_is_estimate") and run["done"] != run["total"] else ""
-            text += f" / {about}{run['total']:,}"
-        if self._with_phase and run.get("phase"):
-            text += f"  {run['phase']}"
-        return Text(text)
+        return Text(progress.told(run, rows="", gap="  ", with_phase=self._with_phase))
 
 
 def _bar(out: Output) -> Progress:
@@ -179,7 +169,7 @@ def _bar(out: Output) -> Progress:
     return Progress(
         TextColumn("  {task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
         BarColumn(bar_width=36 if roomy else 12),
-        _Counts(with_phase=roomy),
+        _Told(with_phase=roomy),
         TimeElapsedColumn(),
         console=out.messages,
         transient=True,

@@ -137,6 +137,22 @@ def test_a_run_is_shown_with_its_lineage_and_never_its_token__R_C6(
     ).stderr  # fmt: skip
 
 
+def test_how_far_a_run_is_stands_in_what_is_shown_of_it(cli: Cli, started: Any, rows: Any) -> None:
+    run = started()
+    claim(rows, run)
+    stored = {"done": 12_000, "total": 48_000, "total_is_estimate": True, "bytes": 3_400_000,
+              "phase": "reading"}  # fmt: skip
+    rows("update job_run set progress = %s::jsonb where id = %s", json.dumps(stored), run)
+    found = cli("run", "show", run, "--json").done().json
+    assert (found["progress"], found["percent"]) == (stored, 25)
+    lines = cli("run", "show", run).done().stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith("progress")]
+    assert line.split(maxsplit=1)[1] == "25 %, 12,000 / ~48,000 rows, 3.4 MB, reading"
+    assert not any(line.startswith("percent") for line in lines)
+    end(rows, run, "SUCCEEDED", rows_processed=50_000)
+    assert cli("run", "watch", run, "--json").done().json["percent"] == 100
+
+
 def test_an_alias_resolves__R_T7(cli: Cli, started: Any, rows: Any) -> None:
     run = started()
     alias = "00000000-0000-4000-8000-0000000000aa"

@@ -12,6 +12,7 @@ from commands_support import Cli
 from commands_support import cli as cli
 from rich.console import Console
 
+from tasks.commands import progress as told
 from tasks.commands import tables, watching
 from tasks.commands.console import Output
 
@@ -70,7 +71,7 @@ def test_the_progress_bar_stays_on_its_line(width: int) -> None:
         file=io.StringIO(), width=width, force_terminal=True, color_system=None
     )
     progress = {"done": 12_000_000, "total": 100_000_000, "total_is_estimate": True,
-                "phase": "loading"}  # fmt: skip
+                "bytes": 1_234_567_890, "phase": "loading"}  # fmt: skip
     run = {"job_name": "flights", "status": "RUNNING", "rows_processed": None, "progress": progress}
     bar = watching._bar(output)
     shown = bar.add_task("", total=None, run=None, visible=False)
@@ -79,8 +80,43 @@ def test_the_progress_bar_stays_on_its_line(width: int) -> None:
     watching._show(bar, shown, run, [])
     frame = printed(width, lambda at: at.print(bar.get_renderable()))
     assert len([line for line in frame if line.strip()]) == 1
-    assert "12,000,000 / ~100,000,000" in frame[0]
+    assert "12 %  12,000,000 / ~100,000,000  1.2 GB" in frame[0]
     assert ("loading" in frame[0]) == (width == 120)
+    first = {**run, "progress": {"done": 0, "total_is_estimate": False, "phase": "connecting"}}
+    watching._show(bar, shown, first, [])
+    frame = printed(width, lambda at: at.print(bar.get_renderable()))
+    assert "flights RUNNING" in frame[0]
+    assert "connecting" in frame[0]
+    assert "%" not in frame[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "progress", "rows", "percent", "says"),
+    [
+        ("PENDING", None, None, None, ""),
+        ("RUNNING", {"done": 0, "phase": "connecting"}, 0, None, "connecting"),
+        ("RUNNING", {"done": 7, "bytes": 900, "phase": "reading"}, 7, None,
+         "7 rows, 900 bytes, reading"),
+        ("RUNNING", {"done": 1_999, "total": 4_000, "total_is_estimate": True}, 1_999, 49,
+         "49 %, 1,999 / ~4,000 rows"),
+        # All are read, or more than there should be, and they are not in place yet.
+        ("RUNNING", {"done": 50, "total": 50, "total_is_estimate": True}, 50, 99,
+         "99 %, 50 / ~50 rows"),
+        ("CANCEL_REQUESTED", {"done": 60, "total": 50}, 60, 99, "99 %, 60 / 50 rows"),
+        ("FAILED", {"done": 50, "total": 50, "phase": "publishing"}, 50, 99,
+         "99 %, 50 / 50 rows, publishing"),
+        ("SUCCEEDED", {"done": 50, "total": 70, "bytes": 4_200, "phase": "finishing"}, 48, 100,
+         "100 %, 48 rows, 4.2 kB"),
+        ("SUCCEEDED", {"done": 0}, 0, 100, "100 %, 0 rows"),
+        ("SUCCEEDED", None, None, 100, "100 %"),
+    ],
+)  # fmt: skip
+def test_progress_is_rows_percent_and_bytes(
+    status: str, progress: Any, rows: int | None, percent: int | None, says: str
+) -> None:
+    run = {"status": status, "progress": progress, "rows_processed": rows}
+    assert told.percent(run) == percent
+    assert told.told(run) == says
 
 
 def test_a_part_of_a_run_id_is_enough_where_it_is_clear(cli: Cli, rows: Any) -> None:
