@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +28,7 @@ from mysql_kit import (
     a_database,
     load_of,
 )
+from support.waiting import until
 
 from tasks.replicate.connector import (
     CommitUnknown,
@@ -313,6 +318,47 @@ def test_stop_breaks_what_waits_for_a_frozen_server__R_K2(harness):
                 stopped_within_a_second(sink, blocked, SinkError)
                 sink.rollback()
     assert harness.rows("t") == [(1,)]
+
+
+BUSY = """
+select id from information_schema.processlist
+where db = database() and info like 'select benchmark%'
+"""
+STALE = """
+import json, sys
+sys.path[:0] = json.loads(sys.argv[1])
+from test_mysql_runs import MySQL, load_of
+class Harness:
+    config = json.loads(sys.argv[2])
+load = load_of(Harness(), "t", scope=sys.argv[3])
+sink = MySQL().sink(Harness.config)
+sink.begin(load)
+sink.truncate(load)
+print("begun", flush=True)
+sink._session.execute("select benchmark(1000000000, sha2('x', 512))")
+"""
+
+
+def test_a_killed_worker_s_statement_is_ended_by_the_next_attempt__R_F5(one):
+    """The server does not look for the client of a statement that runs."""
+    one.make("t", {"id": "int"}, [(1,)], key=["id"])
+    load = load_of(one, "t", scope=one.database, fence=2)
+    path = [str(Path(__file__).parent), *sys.path]
+    given = [json.dumps(path), json.dumps(one.config), load.scope]
+    stale = subprocess.Popen([sys.executable, "-c", STALE, *given], stdout=subprocess.PIPE)
+    assert stale.stdout is not None
+    with contextlib.closing(stale.stdout):
+        assert stale.stdout.readline() == b"begun\n"
+        until("the statement", lambda: one.sql(BUSY))
+        stale.kill()
+        stale.wait()
+    with MySQL().sink(one.config) as sink:
+        began = time.monotonic()
+        sink.begin(load)
+        assert time.monotonic() - began < 1.0
+        sink.rollback()
+    until("the statement's end", lambda: not one.sql(BUSY), 2)
+    assert one.rows("t") == [(1,)]
 
 
 def test_what_stops_the_source_ends_the_load_and_passes_through(harness):

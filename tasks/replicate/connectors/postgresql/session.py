@@ -46,9 +46,10 @@ _SETTINGS = {
     # Names of types are compared, and quoted only where they must be.
     "quote_all_identifiers": "off",
 }
-# A worker that dies is noticed by its backend within a second, also inside a long statement.
+# A worker that dies is noticed by its backend within a second, also inside a long statement, or
+# while that waits for a lock. Each look is one system call, and only while a statement runs.
 _NEWER_SETTINGS = {
-    140000: {"client_connection_check_interval": "1s", "idle_session_timeout": "0"},
+    140000: {"client_connection_check_interval": "250ms", "idle_session_timeout": "0"},
     170000: {"transaction_timeout": "0"},
 }
 
