@@ -5,6 +5,7 @@ Writing them is not here: each change of a run's state is one statement of its o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,7 +33,6 @@ class Filter:
     job: str | None = None
     statuses: Collection[str] = ()
     queue: str | None = None
-    parent_run_id: UUID | None = None
     schedule_id: UUID | None = None
     since: datetime | None = None
     before: datetime | None = None
@@ -87,10 +87,24 @@ class JobRunRepository:
         query = select(*_COLUMNS).order_by(JobRun.created_at.desc(), JobRun.id).limit(limit)
         return self._all(_filtered(query, wanted or Filter()))
 
-    def children(self, parent_run_id: UUID) -> list[Run]:
-        """The last attempt of each run that this one enqueued, by job."""
-        query = select(*_COLUMNS).order_by(JobRun.job_name, JobRun.id)
-        return self._all(_filtered(query, Filter(parent_run_id=parent_run_id, latest_only=True)))
+    def children(self, root_run_id: UUID) -> list[Run]:
+        """The last attempt of each run that a lineage enqueued, in any of its attempts, by job.
+
+        Where several attempts enqueued the same, one job with the same parameters, only what the
+        newest of them did counts: a retry by hand starts failed children anew.
+        """
+        attempts = {run["id"]: place for place, run in enumerate(self.lineage(root_run_id))}
+        query = (
+            select(*_COLUMNS)
+            .where(JobRun.parent_run_id.in_(list(attempts)))
+            .order_by(JobRun.job_name, JobRun.id)
+        )
+        found = self._all(_filtered(query, Filter(latest_only=True)))
+        newest: dict[tuple[str, str], int] = {}
+        for run in found:
+            place = attempts[run["parent_run_id"]]
+            newest[_work(run)] = max(place, newest.get(_work(run), 0))
+        return [run for run in found if attempts[run["parent_run_id"]] == newest[_work(run)]]
 
     def claimed_inputs(self, run_id: UUID) -> Mapping[str, Any] | None:
         """What an attempt was claimed with: the job's snapshot, each side's key version."""
@@ -129,11 +143,14 @@ class JobRunRepository:
         return [dict(row) for row in self.connection.execute(query).mappings()]
 
 
+def _work(run: Run) -> tuple[str, str]:
+    return run["job_name"], json.dumps(run["params"], sort_keys=True)
+
+
 def _filtered(query: Select[Any], wanted: Filter) -> Select[Any]:
     tests: Sequence[tuple[Any, Any]] = (
         (wanted.job, JobRun.job_name == wanted.job),
         (wanted.queue, JobRun.queue == wanted.queue),
-        (wanted.parent_run_id, JobRun.parent_run_id == wanted.parent_run_id),
         (wanted.schedule_id, JobRun.schedule_id == wanted.schedule_id),
         (wanted.since, JobRun.created_at >= wanted.since if wanted.since else None),
         (wanted.before, JobRun.created_at < wanted.before if wanted.before else None),

@@ -122,6 +122,18 @@ class ChildJob:
     definition: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """Which child jobs got no run from `RunContext.spawn` without having one of this run already.
+
+    ``active`` are left to a run that they have of another trigger (R-T6); ``gone`` are enabled
+    children of earlier runs that are not among the given ones.
+    """
+
+    active: Sequence[str] = ()
+    gone: Sequence[str] = ()
+
+
 class RunContext:
     """The run as its handler sees it. Thread-safe: the heartbeat thread reads and stops it."""
 
@@ -140,7 +152,7 @@ class RunContext:
         sink: BoundDatasource | None = None,
         watermark: str | None = None,
         log: logging.Logger | None = None,
-        spawn: Callable[[Sequence[ChildJob]], list[str]] | None = None,
+        spawn: Callable[[RunContext, Sequence[ChildJob]], Spawned] | None = None,
     ) -> None:
         self.id = id
         self.root_run_id = root_run_id
@@ -215,16 +227,16 @@ class RunContext:
             with self._lock:
                 self._stoppers.pop(key, None)
 
-    def spawn(self, children: Sequence[ChildJob]) -> list[str]:
+    def spawn(self, children: Sequence[ChildJob]) -> Spawned:
         """Store or update each child job and enqueue a run of each with this run as its parent.
 
-        Returns when they are durable, and does not wait for their end: the names of the children
-        of earlier runs that are not among these and still enabled. Raises HandlerFailure where the
-        worker gave this run no way to have children.
+        Returns when they are durable, and does not wait for their end. What ends this run from then
+        on says that they go on. A repetition, also by a later attempt, enqueues only what is
+        missing. Raises HandlerFailure where the worker gave this run no way to have children.
         """
         if self._spawn is None:
             raise HandlerFailure("this run cannot have child jobs", permanent=True)
-        return self._spawn(children)
+        return self._spawn(self, children)
 
     def sink_indeterminate(self, warning: str | None) -> None:
         """State that the sink may be left between two contents from here on (None: no longer).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from dispatch.context import (
     RunContext,
     RunStopped,
     Snooze,
+    Spawned,
 )
 from dispatch.finalization import MAX_MESSAGE, Ending
 from dispatch.handlers import Handler
@@ -28,7 +30,7 @@ from dispatch.held import HeldRun
 from dispatch.redaction import redact, secrets_of
 from dispatch.runlog import RunLog, RunLogger
 
-Spawn = Callable[[ClaimedRun, Sequence[ChildJob]], list[str]]
+Spawn = Callable[[ClaimedRun, RunContext, Sequence[ChildJob]], Spawned]
 """Stores the child jobs of a run and enqueues a run of each: see ``RunContext.spawn``."""
 
 FORK_CAME_BACK = 70
@@ -96,7 +98,7 @@ def context_of(
         sink=inputs.sink,
         watermark=claimed.snapshot.get("watermark"),
         log=RunLogger(claimed.id, log),
-        spawn=None if spawn is None else lambda children: spawn(claimed, children),
+        spawn=None if spawn is None else partial(spawn, claimed),
     )
 
 

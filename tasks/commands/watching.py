@@ -81,7 +81,7 @@ def _follow(out: Output, root: UUID, bar: Progress) -> tuple[Run, list[Run]]:
                 passed_on = told != last["id"] and last["previous_run_id"] is not None
                 before = runs.get(last["previous_run_id"]) if passed_on else None
                 ended = last["status"] in _ENDED
-                children = runs.children(last["id"]) if ended else []
+                children = runs.children(root) if ended else []
             answered = time.monotonic()
         except DBAPIError as error:
             if not is_connection_lost(error) or time.monotonic() - answered > OUTAGE_SECONDS:

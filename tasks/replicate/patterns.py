@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from dispatch.context import ChildJob, HandlerFailure, Outcome, RunContext
+from dispatch.context import ChildJob, HandlerFailure, Outcome, RunContext, RunStopped
 from tasks.replicate.connector import Connector
 from tasks.replicate.ends import opened
 from tasks.replicate.names import join_name, matching, session_name, split_name
@@ -45,23 +47,33 @@ def run(context: RunContext, spec: ReplicationSpec, connector: Connector) -> Out
         for table in found
     ]
     context.check_cancelled()
-    left = context.spawn(children)
-    context.progress(0, phase="spawned")
+    spawned = context.spawn(children)
+    with suppress(RunStopped):  # all is done, so no stop counts any more
+        context.progress(0, phase="spawned")
+    warnings = []
+    if spawned.active:
+        warnings.append(
+            f"no run was started of {_named(spawned.active)}: each has an active run already "
+            "(overlap: skip), which is not counted or waited for here; see it with "
+            "celery -A tasks run list --active --job NAME"
+        )
+    if spawned.gone:
+        warnings.append(
+            f"no table of the source is there for {_named(spawned.gone)}: dropped, or not matched "
+            "any more; remove the job with celery -A tasks job rm NAME, or keep it with "
+            "job disable NAME"
+        )
     result: dict[str, Any] = {"tables": [join_name(table) for table in found]}
-    if left:
-        warning = _without_table(left)
+    for warning in warnings:
         context.log.warning("%s", warning)
-        result["warnings"] = [warning]
+    if warnings:
+        result["warnings"] = warnings
     return Outcome(result=result, rows_processed=0)
 
 
-def _without_table(jobs: list[str]) -> str:
-    shown = ", ".join(jobs[:MOST_NAMED])
+def _named(jobs: Sequence[str]) -> str:
     more = f" and {len(jobs) - MOST_NAMED} more" if len(jobs) > MOST_NAMED else ""
-    return (
-        f"no table of the source is there for {shown}{more}: dropped, or not matched any more; "
-        "remove the job with celery -A tasks job rm NAME, or keep it with job disable NAME"
-    )
+    return ", ".join(jobs[:MOST_NAMED]) + more
 
 
 def _refuse_collisions(

@@ -375,6 +375,27 @@ def test_retention_looks_at_what_it_removes_alone__R_S3(table: Table) -> None:
     )
 
 
+def test_a_family_is_looked_up_by_its_parent(table: Table) -> None:
+    """Also where most runs are children, and their parents have many."""
+    with psycopg.connect(table.database, autocommit=True) as connection:
+        connection.execute("set session_replication_role = replica")
+        connection.execute(
+            """update job_run r set parent_run_id = given.parent
+               from (select c.id, parents.ids[1 + row_number() over () % 20] as parent
+                     from job_run c, (select array_agg(id) as ids from (
+                       select id from job_run where status = 'RUNNING' limit 20) p) parents
+                     where c.status = 'SUCCEEDED') given
+               where r.id = given.id"""
+        )
+        connection.execute("vacuum analyze job_run")
+        asked = {"run_id": str(held_run(table)[0]), "names": ["job"]}
+        statement = statements.load("children")["have_runs"]
+        plan = connection.execute(f"explain {statement}", asked).fetchall()
+    text = "\n".join(line for (line,) in plan)
+    assert "job_run_children" in text
+    assert "Seq Scan on job_run" not in text
+
+
 def test_a_burst_onto_an_empty_table_costs_a_claim_no_more__R_C3(database: str, rows: Rows) -> None:
     """The cost of the first and of the last claims of a burst, by the rows and pages they touch."""
     rows("alter table job_run set (autovacuum_enabled = off)")

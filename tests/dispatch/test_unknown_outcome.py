@@ -16,7 +16,8 @@ from worker_support import Claimer, Gate, Worker, new_run
 from db import session
 from dispatch import enqueue
 from dispatch.cancel import cancel
-from dispatch.context import RunContext
+from dispatch.children import spawner
+from dispatch.context import ChildJob, RunContext
 from dispatch.errors import DatabaseUnavailable
 from dispatch.lifecycle import JobRunStatus
 from dispatch.ports import Ports, RunEvent
@@ -295,3 +296,30 @@ def test_what_may_yet_land_is_not_said_to_have_changed_nothing__R_R7(
         cutter.cut()
         with pytest.raises(DatabaseUnavailable, match="may be stored"):
             asked.result(10)
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
+def test_children_are_started_once_where_the_commit_got_no_answer__R_R7(
+    rows: Rows, recorder: Recorder, cutter: Proxy, answered: bool
+) -> None:
+    stored: list[bytes] = []
+
+    def commits(data: bytes) -> bool:
+        if b"INSERT INTO job " in data:
+            stored.append(data)
+        return bool(stored) and b"COMMIT" in data
+
+    def work(run: RunContext) -> None:
+        cutter.cut_when(commits, answered=answered)
+        run.spawn([ChildJob("all/t", {"mode": "complete", "overlap": "allow"})])
+
+    worker = Worker(rows, recorder, spawn=spawner(recorder.ports))
+    try:
+        definition = {"retry": {"on_failure": False}}
+        run_id = new_run(rows, worker.job("all", work, definition=definition))
+        worker.coordinator.run_only(run_id)
+    finally:
+        worker.close()
+    assert cutter.cuts == 1
+    assert run(rows, run_id)["status"] == "SUCCEEDED"
+    assert len(rows("select 1 from job_run where parent_run_id = %s", run_id)) == 1

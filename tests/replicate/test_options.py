@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from replication_kit import Database, Job, fresh_database
 
-from dispatch.context import ChildJob, HandlerFailure, Progress, RunStopped
+from dispatch.context import ChildJob, HandlerFailure, Progress, RunContext, RunStopped, Spawned
 from tasks.replicate import checksum, modes
 from tasks.replicate.connector import CommitUnknown, SinkError, SourceError
 from tasks.replicate.connectors.postgresql.sink import PostgreSQLSink
@@ -249,9 +249,10 @@ def test_a_pattern_has_a_child_for_each_table(source: Database, sink: Database, 
     context = task.context()
     children: list[ChildJob] = []
 
-    def spawn(found: Sequence[ChildJob]) -> list[str]:
+    def spawn(context: RunContext, found: Sequence[ChildJob]) -> Spawned:
         children.extend(found)
-        return ["job/shop.gone"]
+        busy = [f"job/shop.t{n}" for n in range(7)]
+        return Spawned(active=busy, gone=["job/shop.gone"])
 
     context._spawn = spawn
     outcome = modes.run(context)
@@ -270,12 +271,32 @@ def test_a_pattern_has_a_child_for_each_table(source: Database, sink: Database, 
     }
     assert isinstance(outcome.result, dict)
     assert outcome.result["tables"] == ['shop."Odd.Name"', "shop.orders"]
-    (warning,) = outcome.result["warnings"]
-    assert "no table of the source is there for job/shop.gone: dropped, or not" in warning
+    busy, gone = outcome.result["warnings"]
+    assert "no run was started of job/shop.t0, " in busy
+    assert "job/shop.t4 and 2 more: each has an active run already" in busy
+    assert "no table of the source is there for job/shop.gone: dropped, or not" in gone
     sink.execute("create schema landing")
     child = Job(source.config, sink.config, dict(children[0].definition), id=uuid.uuid4())
     assert child.run().rows_processed == 0
     assert sink.value("select to_regclass('landing.\"Odd.Name\"')") is not None
+
+
+@pytest.mark.parametrize("reason", ["worker_shutdown", "timeout", "cancelled"])
+def test_a_pattern_whose_children_are_started_heeds_no_stop(
+    source: Database, job: Make, reason: str
+) -> None:
+    """Its work is done; another attempt, or a failure, would only hide that they go on."""
+    source.execute("create table t (id int primary key)")
+    task = job("complete", None, tables="public.t")
+    task.definition["sink"] = {"datasource": "sink", "table_schema": "public"}
+    context = task.context()
+
+    def spawn(context: RunContext, found: Sequence[ChildJob]) -> Spawned:
+        context.stop(reason)
+        return Spawned()
+
+    context._spawn = spawn
+    assert modes.run(context).result == {"tables": ["public.t"]}
 
 
 def test_a_pattern_that_matches_nothing_is_a_permanent_failure(
@@ -302,9 +323,9 @@ def test_a_pattern_that_would_write_one_sink_table_twice_starts_nothing(
     context = task.context()
     children: list[ChildJob] = []
 
-    def spawn(found: Sequence[ChildJob]) -> list[str]:
+    def spawn(context: RunContext, found: Sequence[ChildJob]) -> Spawned:
         children.extend(found)
-        return []
+        return Spawned()
 
     context._spawn = spawn
     with pytest.raises(HandlerFailure, match=r"sa\.t and sb\.t .* written to public\.t") as caught:

@@ -247,6 +247,24 @@ def test_watching_a_pattern_job_sums_its_children_up(cli: Cli, started: Any, row
     assert "3 tables" in cli("run", "watch", parent).failed(1).stdout
 
 
+def test_children_of_every_attempt_are_counted(cli: Cli, started: Any, rows: Any) -> None:
+    """An attempt that lost its worker leaves its children to the next one."""
+    first = started()
+    second = retried(rows, first)
+    end(rows, second, "SUCCEEDED")
+    (child,) = rows(
+        "insert into job_run (job_id, parent_run_id) select job_id, %s from job_run "
+        "where id = %s returning id",
+        first,
+        first,
+    )
+    end(rows, child["id"], "FAILED")
+    for attempt in (first, second):
+        found = cli("run", "show", attempt, "--json").done().json
+        assert found["children"]["by_status"] == {"FAILED": 1}
+    assert cli("run", "watch", second, "--json").failed(1).json["children"]["count"] == 1
+
+
 def test_watching_tells_a_runs_warnings_at_its_end(cli: Cli, started: Any, rows: Any) -> None:
     run = started()
     end(rows, run, "SUCCEEDED", result={"warnings": ["lag of 300 s: rows may be missed"]})
