@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from db import session, statements
 from db.failures import first_line, is_connection_lost
+from dispatch import children
 from dispatch.finalization import Finished, RunFinalizationService, unsuccessful
 from dispatch.policy import DESTRUCTIVE_MODE, RetryPolicy
 from dispatch.ports import Ports
@@ -94,6 +95,9 @@ def recover_run(
     if policy.allows(code) and delay is None:
         message += f"; this was attempt {row['attempt']} of {row['max_attempts']}"
     warning = _PARTIAL_SINK if definition.get("mode") == DESTRUCTIVE_MODE else None
+    if definition.get("tables") is not None:
+        # It moves no rows itself; its children do.
+        warning = children.go_on(run_id) if row["has_children"] else None
     ending = unsuccessful(delay, code, message, warning=warning)
     ended = statements.row(
         connection,

@@ -70,6 +70,8 @@ limit %(limit)s::integer;
 -- another recoverer, its holder's late finish, or a cancel has it: nobody waits here (R-R2).
 select r.id, r.lease_token, r.status, r.job_name, r.attempt, r.max_attempts, r.executor,
   r.job_snapshot->'definition' as definition,
+  exists (select from job_run a join job_run c on c.parent_run_id = a.id
+    where a.root_run_id = r.root_run_id) as has_children,
   (select p.error_code from job_run p where p.id = r.previous_run_id) as previous_code
 from job_run r
 where r.id = %(run_id)s::uuid and r.finished_at is null and r.lease_until <= clock_timestamp()

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from run_support import Recorder, Rows, in_thread, new_job, run
+from run_support import Recorder, Rows, in_thread, new_job, request_cancel, run
 from worker_support import Claimer, Worker, new_run, new_runs
 
 from db import session
@@ -79,6 +79,24 @@ def test_a_lost_complete_load_that_was_cancelled_has_a_warning__R_F4(
     rows("update job_run set status = 'CANCEL_REQUESTED', cancel_requested_at = now()")
     recover_expired(recorder.ports)
     assert "the sink may hold a part" in run(rows, run_id)["cancellation_warning"]
+
+
+@pytest.mark.parametrize("has_children", [True, False])
+def test_a_lost_pattern_run_that_was_cancelled_speaks_of_its_children_alone__R_F4(
+    rows: Rows, claimer: Claimer, recorder: Recorder, has_children: bool
+) -> None:
+    job = new_job(rows, "all", definition={"mode": "complete", "tables": ["public.*"]})
+    run_id = lose(rows, claimer, job)
+    if has_children:
+        new_run(rows, new_job(rows, "all/public.a"), parent_run_id=run_id)
+    request_cancel(rows, run_id)
+    recover_expired(recorder.ports)
+    found = run(rows, run_id)
+    assert found["status"] == "CANCELLED"
+    if has_children:
+        assert found["cancellation_warning"].startswith("the child runs that it started go on")
+    else:
+        assert found["cancellation_warning"] is None
 
 
 @pytest.mark.parametrize(
