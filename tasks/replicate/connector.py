@@ -161,7 +161,11 @@ class End(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Break whatever blocks, from another thread, within a second; may be called repeatedly."""
+        """Break whatever blocks, from another thread, within a second; may be called repeatedly.
+
+        A :meth:`Sink.write` whose batches come slowly ends at the next one. Both ends of a run are
+        stopped at once, each in a thread of its own.
+        """
 
     @abstractmethod
     def close(self) -> None:

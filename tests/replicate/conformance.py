@@ -87,9 +87,10 @@ class Harness(ABC):
     def rows(self, table: str) -> list[Row]:
         """All rows of a table, whoever made it, sorted by the first column, as cells."""
 
+    @abstractmethod
     def hold(self) -> Any:
-        """A context manager within which a read of ``blocked`` hangs, or None where none can."""
-        return None
+        """A context manager within which a read of ``blocked`` hangs, or None where none can: a
+        file is not waited for. Not for a server: what waits for it must be seen to stop."""
 
 
 def identity_plan(source: Relation, sink: Relation | None = None) -> tuple[ColumnPlan, ...]:
@@ -560,6 +561,93 @@ class SinkConformance:
                     else:
                         sink.rollback()
                     assert sink.settle(load) is commit
+
+    def test_stop_ends_a_write_within_a_second__R_K2(self, harness: Harness) -> None:
+        """One whose rows come slowly: none of its own calls waits for long."""
+        table = harness.make("slow", {"id": harness.key_type}, key=["id"])
+        stopped: list[float] = []
+
+        def slowly() -> Iterator[Batch]:
+            for number in range(60):
+                yield from batches([(number,)])
+                time.sleep(0.05)
+
+        with harness.connector.sink(harness.config) as sink:
+            relation = sink.describe(split_name(table))
+            assert relation is not None
+            load = self.load(harness, table, relation)
+
+            def stop() -> None:
+                stopped.append(time.monotonic())
+                sink.stop()
+
+            sink.begin(load)
+            timer = threading.Timer(0.3, stop)
+            timer.start()
+            with pytest.raises(SinkError):
+                sink.write(load, slowly(), staging=False)
+            assert time.monotonic() - stopped[0] < 1.0
+            timer.join(timeout=5)
+            sink.rollback()
+        if harness.connector.capabilities.transactional:
+            assert harness.rows(table) == []
+
+    def test_what_was_created_is_taken_back_unless_it_has_rows(self, harness: Harness) -> None:
+        if not harness.connector.capabilities.create:
+            pytest.skip("this connector creates no tables")
+        columns = {"id": harness.key_type, "name": harness.text_type}
+        model = self.described(harness, harness.make("model", columns, key=["id"]))
+        with harness.connector.sink(harness.config) as sink:
+            for filled in (False, True):
+                sink.create(("made",), model.columns, model.key, sink.dialect)
+                relation = sink.describe(("made",))
+                assert relation is not None
+                if filled:
+                    load = self.load(harness, "made", relation)
+                    sink.begin(load)
+                    sink.write(load, batches([(1, "a")]), staging=False)
+                    sink.commit()
+                sink.uncreate(("made",))
+                with harness.connector.sink(harness.config) as other:
+                    assert (other.describe(("made",)) is not None) is filled
+        assert len(harness.rows("made")) == 1
+
+    def test_a_target_that_is_not_what_was_planned_is_told(self, harness: Harness) -> None:
+        if not harness.connector.capabilities.transactional:
+            pytest.skip("not transactional")
+        columns = {"id": harness.key_type, "name": harness.text_type}
+        table = harness.make("people", columns, key=["id"])
+        with harness.connector.sink(harness.config) as sink:
+            relation = sink.describe(split_name(table))
+            assert relation is not None
+            load = self.load(harness, table, relation)
+            *kept, last = load.columns
+            planned = {
+                "another type": replace(
+                    last.sink, type=replace(last.sink.type, name="another", kind=Kind.OTHER)
+                ),
+                "a column that is gone": replace(last.sink, name="gone"),
+                "a plain column": replace(last.sink, generated=True),
+            }
+            sink.begin(load)
+            assert not sink.altered(load)
+            for what, column in planned.items():
+                stale = replace(load, columns=(*kept, replace(last, sink=column)))
+                assert sink.altered(stale), what
+            sink.rollback()
+
+    @pytest.mark.parametrize("analyze", [False, True])
+    def test_finish_returns_its_warnings(self, harness: Harness, analyze: bool) -> None:
+        table = harness.make("people", {"id": harness.key_type}, key=["id"])
+        with harness.connector.sink(harness.config) as sink:
+            relation = sink.describe(split_name(table))
+            assert relation is not None
+            load = self.load(harness, table, relation)
+            sink.begin(load)
+            sink.write(load, batches([(1,)]), staging=False)
+            sink.commit()
+            assert sink.finish(load, analyze=analyze) == []
+        assert len(harness.rows(table)) == 1
 
     def test_a_value_that_does_not_fit_is_an_error_naming_the_column(
         self, harness: Harness

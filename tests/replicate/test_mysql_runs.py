@@ -361,6 +361,27 @@ def test_a_killed_worker_s_statement_is_ended_by_the_next_attempt__R_F5(one):
     assert one.rows("t") == [(1,)]
 
 
+def test_a_commit_whose_driver_trips_over_a_stopped_connection_is_unknown__R_K2(one, monkeypatch):
+    one.make("t", {"id": "int"}, key=["id"])
+    load = load_of(one, "t")
+    with MySQL().sink(one.config) as sink:
+
+        class Tripping:
+            def cursor(self) -> Any:
+                sink.stop()
+                raise AttributeError("'NoneType' object has no attribute 'sendall'")
+
+        sink.begin(load)
+        with monkeypatch.context() as patch:
+            patch.setattr(sink._session, "_connection", Tripping())
+            with pytest.raises(CommitUnknown):
+                sink.commit()
+        # What was not even begun is known.
+        with pytest.raises(SinkError) as caught:
+            sink.commit()
+        assert not isinstance(caught.value, CommitUnknown)
+
+
 def test_what_stops_the_source_ends_the_load_and_passes_through(harness):
     class Stopped(BaseException):
         pass

@@ -311,8 +311,11 @@ class Session:
             self._raise(error)
 
     def _driver_error(self, error: Exception) -> bool:
-        module = type(error).__module__
-        return module.startswith(("pymysql", "MySQLdb")) or isinstance(error, OSError)
+        if isinstance(error, self._error):
+            return False
+        # Over a connection that a stop broke PyMySQL trips with errors of Python's own.
+        drivers_own = type(error).__module__.startswith(("pymysql", "MySQLdb"))
+        return self._stopped or drivers_own or isinstance(error, OSError)
 
     def _raise(self, error: Exception) -> None:
         if faults.lost(error):

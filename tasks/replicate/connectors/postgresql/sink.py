@@ -68,6 +68,10 @@ class PostgreSQLSink(Sink):
     def close(self) -> None:
         session.close(self._connection)
 
+    def _check(self) -> None:
+        if self._stopped:
+            raise SinkError("sink: stopped")
+
     # Before anything changes
 
     def describe(self, table: TableName) -> Relation | None:
@@ -165,8 +169,7 @@ class PostgreSQLSink(Sink):
         if connection is not None:
             self._connection = connection
         # Only a stop that comes after this look finds the new connection.
-        if self._stopped:
-            raise SinkError("sink: stopped")
+        self._check()
 
     # The data
 
@@ -202,6 +205,8 @@ class PostgreSQLSink(Sink):
                 try:
                     with cursor.copy(statement) as copy:
                         for batch in places.noted(batches):
+                            # Few bytes are kept here, and do not show that the server is gone.
+                            self._check()
                             for block in _blocks(batch, load):
                                 copy.write(block)
                 except psycopg.DataError as error:
