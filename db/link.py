@@ -82,30 +82,30 @@ class Link:
         statement: LiteralString,
         parameters: Mapping[str, Any] | None = None,
         *,
-        after: Sequence[LiteralString] = (),
+        first: Sequence[LiteralString] = (),
     ) -> dict[str, Any] | None:
         """Run one statement and commit it; its first row, as `rows` does. Raises psycopg.Error."""
-        return next(iter(self.rows(statement, parameters, after=after)), None)
+        return next(iter(self.rows(statement, parameters, first=first)), None)
 
     def rows(
         self,
         statement: LiteralString,
         parameters: Mapping[str, Any] | None = None,
         *,
-        after: Sequence[LiteralString] = (),
+        first: Sequence[LiteralString] = (),
     ) -> list[dict[str, Any]]:
         """Run one statement and commit it; its rows. Raises psycopg.Error.
 
-        ``after`` are statements to run before it in its transaction, with the same parameters.
+        ``first`` are statements to run before it in its transaction, with the same parameters.
         """
         connection = self.get()
         planner = self._planner if session.is_pooled() else {}
-        if not (planner or after):
+        if not (planner or first):
             return statements.rows(connection, statement, parameters)
         with connection.transaction():
             for name, value in planner.items():
                 connection.execute("select set_config(%s, %s, true)", (name, value))
-            for earlier in after:
+            for earlier in first:
                 statements.rows(connection, earlier, parameters)
             return statements.rows(connection, statement, parameters)
 

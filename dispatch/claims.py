@@ -128,7 +128,7 @@ class RunClaims:
         if taken is None and seen.candidates:
             waiting = (_SQL["edit_patience"], _SQL["wait_for_edit"])
             try:
-                taken, _ = self._ask(link, _SQL["claim_directed"], named, after=waiting)
+                taken, _ = self._ask(link, _SQL["claim_directed"], named, first=waiting)
             except psycopg.errors.QueryCanceled:
                 return None
         return taken
@@ -215,14 +215,14 @@ class RunClaims:
         statement: LiteralString,
         parameters: Mapping[str, Any],
         *,
-        after: Sequence[LiteralString] = (),
+        first: Sequence[LiteralString] = (),
     ) -> tuple[ClaimedRun | None, _Seen]:
         for _ in range(_RACES):
             asked = self._asked(parameters)
             link.get()
             asked_at = time.monotonic()
             try:
-                found = link.row(statement, asked, after=after)
+                found = link.row(statement, asked, first=first)
             except psycopg.errors.LockNotAvailable:
                 return None, _Seen(candidates=1)
             except (psycopg.errors.UniqueViolation, psycopg.errors.CheckViolation) as error:

@@ -112,10 +112,10 @@ def _turn(row: dict[str, Any]) -> list[str]:
     job = row["job"]
     if row["held_by"] is not None:
         found.append(f"job {job} runs once at a time, and {row['held_by']} is {row['held_status']}")
-    takers, slots = row["takers"], row["slots"]
-    if slots is not None and len(takers) >= slots:
-        named = ", ".join(takers[:_MOST_NAMED])
-        more = f" and {len(takers) - _MOST_NAMED} more" if len(takers) > _MOST_NAMED else ""
+    holders, slots = row["holders"], row["slots"]
+    if slots is not None and len(holders) >= slots:
+        named = ", ".join(holders[:_MOST_NAMED])
+        more = f" and {len(holders) - _MOST_NAMED} more" if len(holders) > _MOST_NAMED else ""
         slot = "the only slot" if slots == 1 else f"all {slots:,} slots"
         found.append(f"{slot} of concurrency {row['concurrency_key']} taken by {named}{more}")
     return found

@@ -9,7 +9,7 @@ select r.queue, r.available_at, r.available_at > clock_timestamp() as is_later,
   t.name as sink, t.enabled as sink_open, t.envelope->>'key_version' as sink_key,
   j.concurrency_key, k.max as slots,
   array(select x.id::text from job_run x
-    where x.slot_key = k.key and x.finished_at is null order by x.started_at limit 20) as takers,
+    where x.slot_key = k.key and x.finished_at is null order by x.started_at limit 20) as holders,
   held.id::text as held_by, held.status as held_status, ahead.runs as ahead, ahead.first as ahead_first,
   (select count(*) from pg_stat_activity where starts_with(application_name, 'claimcheck-beat')
     and datname = current_database()) as beats

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from uuid import UUID, uuid4
 
 from sqlalchemy import func, select
@@ -375,31 +375,37 @@ def _store_limit(session: Session, wanted: JobDefinition) -> str | None:
     return key
 
 
-Gates = tuple[bool, bool, str, str | None, int, tuple[UUID | None, UUID | None]]
+class Gates(NamedTuple):
+    """All that may hold a job's waiting runs back, apart from its datasources' own switches."""
+
+    enabled: bool
+    paused: bool
+    overlap: str
+    key: str | None
+    limit: int
+    bound: tuple[UUID | None, UUID | None]
 
 
 def _gates(session: Session, stored: Job) -> Gates:
-    """All that may hold a job's waiting runs back, apart from its datasources' own switches."""
     key = stored.concurrency_key
     limit = session.get(ConcurrencyKey, key) if key else None
-    return (
-        stored.enabled,
-        stored.paused,
-        stored.overlap,
-        key,
-        limit.max if limit else 0,
-        (stored.source_id, stored.sink_id),
+    return Gates(
+        enabled=stored.enabled,
+        paused=stored.paused,
+        overlap=stored.overlap,
+        key=key,
+        limit=limit.max if limit else 0,
+        bound=(stored.source_id, stored.sink_id),
     )
 
 
 def _opens(before: Gates, after: Gates) -> bool:
     """Whether work may have become eligible: telling once too often costs one look."""
-    enabled, paused, overlap, key, limit, bound = before
     return (
-        (after[0] and not enabled)
-        or (paused and not after[1])
-        or (overlap != after[2] and after[2] == "allow")
-        or (key != after[3] and key is not None)
-        or (key == after[3] and after[4] > limit)
-        or bound != after[5]
+        (after.enabled and not before.enabled)
+        or (before.paused and not after.paused)
+        or (after.overlap != before.overlap and after.overlap == "allow")
+        or (after.key != before.key and before.key is not None)
+        or (after.key == before.key and after.limit > before.limit)
+        or after.bound != before.bound
     )

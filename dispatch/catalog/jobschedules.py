@@ -127,7 +127,7 @@ def set_enabled(session: Session, name: str, enabled: bool, *, actor: str) -> Ch
     catalog.lock(session, JobSchedule, [stored.id])
     if stored.enabled == enabled:
         return None
-    moment = _settled(session, stored)
+    moment = _settle_until_now(session, stored)
     stored.enabled = enabled
     _restart(stored, moment)
     stored.updated_at = func.clock_timestamp()
@@ -188,7 +188,7 @@ def _store(
         moves = True
         session.add(stored)
     else:
-        moment = _settled(session, stored)
+        moment = _settle_until_now(session, stored)
         # A changed policy for misses is no change of the times.
         moves = any(found.key not in ("misfire",) for found in change.differences)
     stored.cron = wanted.cron
@@ -213,7 +213,7 @@ def _store(
 
 
 def _remove(session: Session, job: Job, stored: JobSchedule, change: Change, actor: str) -> None:
-    _settled(session, stored)
+    _settle_until_now(session, stored)
     history.let_go_of_schedule(session, stored.id)
     session.delete(stored)
     session.flush()
@@ -223,7 +223,7 @@ def _remove(session: Session, job: Job, stored: JobSchedule, change: Change, act
     catalog.notify_deadlines(session, job.name)
 
 
-def _settled(session: Session, stored: JobSchedule) -> datetime:
+def _settle_until_now(session: Session, stored: JobSchedule) -> datetime:
     """Settle all that is due until the moment of the change, which is returned (R-D2)."""
     moment = ScheduleReconciler().settle_before_change(session, stored.id)
     session.refresh(stored)

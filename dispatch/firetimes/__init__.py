@@ -79,7 +79,7 @@ class FireTimes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Span:
     """Perhaps one fire for what a gap swallowed, then the wall-clock slots of ``[start, stop)``."""
 
     swallowed: datetime | None
@@ -106,12 +106,12 @@ class Cron:
         after = _naive_utc(t)
         for _ in range(_RAREST_WINDOWS):
             until = min(after + _WINDOW, _DUSK) if after < _DUSK else after
-            for run in self._runs(after, until):
-                if run.swallowed is not None:
-                    return run.swallowed.replace(tzinfo=UTC)
-                slot = self._crontab.first(run.start, run.stop)
+            for span in self._spans(after, until):
+                if span.swallowed is not None:
+                    return span.swallowed.replace(tzinfo=UTC)
+                slot = self._crontab.first(span.start, span.stop)
                 if slot is not None:
-                    return (slot - run.offset).replace(tzinfo=UTC)
+                    return (slot - span.offset).replace(tzinfo=UTC)
             after = until
         return None
 
@@ -120,25 +120,25 @@ class Cron:
 
         The work is bounded by ``limit`` and the days of the span, however many slots it holds.
         """
-        runs = list(self._runs(_naive_utc(after), _naive_utc(until)))
+        spans = list(self._spans(_naive_utc(after), _naive_utc(until)))
         count = 0
-        for run in runs:
-            count += run.swallowed is not None
-            count += self._crontab.count(run.start, run.stop)
+        for span in spans:
+            count += span.swallowed is not None
+            count += self._crontab.count(span.start, span.stop)
         newest: list[datetime] = []
-        for run in reversed(runs):
+        for span in reversed(spans):
             wanted = limit - len(newest)
             if wanted <= 0:
                 break
             newest += (
-                slot - run.offset for slot in self._crontab.newest(run.start, run.stop, wanted)
+                slot - span.offset for slot in self._crontab.newest(span.start, span.stop, wanted)
             )
-            if run.swallowed is not None and len(newest) < limit:
-                newest.append(run.swallowed)
+            if span.swallowed is not None and len(newest) < limit:
+                newest.append(span.swallowed)
         return Due(count, tuple(slot.replace(tzinfo=UTC) for slot in reversed(newest)))
 
-    def _runs(self, after: datetime, until: datetime) -> Iterator[_Run]:
-        """The slots of ``(after, until]``, naive UTC, one run for each stretch of unmoved clock."""
+    def _spans(self, after: datetime, until: datetime) -> Iterator[_Span]:
+        """The slots of ``(after, until]``, naive UTC, a span for each stretch of unmoved clock."""
         after = max(after, _DAWN)
         if after >= until:
             return
@@ -162,7 +162,7 @@ class Cron:
                 continue
             if swallowed is not None and swallowed <= after:
                 swallowed = None
-            yield _Run(
+            yield _Span(
                 swallowed,
                 max(start, after + stretch.offset + _TICK),
                 shown_to,

@@ -5,7 +5,7 @@ handful of shapes however many rows there are, so that one translation and a set
 over all its characters.
 
 What does not pass is looked at value by value by :mod:`tasks.replicate.guards`, which decides; so
-a check here may be stricter than the guard, never laxer.
+a guard here may be stricter than that of a cell, never laxer.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def passes(side: Side, guard: Guard) -> bool:
     if len(side.kinds) != 1:
         return not side.kinds
     (kind,) = side.kinds
-    found = _CHECKS.get((guard.name, kind))
+    found = _GUARDS.get((guard.name, kind))
     return found is not None and found(side, guard.argument, guard.second)
 
 
-Check = Callable[[Side, int | None, int | None], bool]
+ColumnGuard = Callable[[Side, int | None, int | None], bool]
 
 
 def _lengths(side: Side, length: int | None, _: int | None) -> bool:
@@ -87,7 +87,7 @@ def _no_nul(side: Side, _: int | None, __: int | None) -> bool:
     return "\0" not in side.joined
 
 
-def _shaped(pattern: str, *, seconds: bool = False) -> Check:
+def _shaped(pattern: str, *, seconds: bool = False) -> ColumnGuard:
     whole = re.compile(pattern)
     if seconds:
         # A shape does not tell second 60, which is none.
@@ -148,10 +148,10 @@ def _distinct_keys(side: Side, _: int | None, __: int | None) -> bool:
 
 def _before_midnight(side: Side, _: int | None, __: int | None) -> bool:
     none = f"{BETWEEN}24" not in f"{BETWEEN}{side.joined}"
-    return none and _CHECKS["time", str](side, None, None)
+    return none and _GUARDS["time", str](side, None, None)
 
 
-_CHECKS: dict[tuple[str, type], Check] = {
+_GUARDS: dict[tuple[str, type], ColumnGuard] = {
     ("text", str): _lengths,
     ("octets", bytes): _lengths,
     ("integer", int): _range,

@@ -311,25 +311,25 @@ def _odd_day(cell: str) -> bool:
     return cell in _SPECIAL or bool(found and not found["clock"] and not found["zone"])
 
 
-Look = Callable[[Cell, int | None, int | None], Cell]
+CellGuard = Callable[[Cell, int | None, int | None], Cell]
 
 
-def _each(*looks: Look) -> Look:
+def _each(*guards: CellGuard) -> CellGuard:
     """Every value in the text of an array, a range or a composite whose values are of one type."""
 
-    def look(cell: Cell, first: int | None, second: int | None) -> Cell:
+    def each(cell: Cell, first: int | None, second: int | None) -> Cell:
         if not isinstance(cell, str):
             raise ValueError("is no text of such values")
         for part in map(str.strip, _BETWEEN.split(cell)):
             if part.lower() not in _NO_VALUE:
-                for one in looks:
-                    one(part, first, second)
+                for guard in guards:
+                    guard(part, first, second)
         return cell
 
-    return look
+    return each
 
 
-GUARDS: dict[str, Look] = {
+GUARDS: dict[str, CellGuard] = {
     "scale": scale,
     "integer": integer,
     "real": real,
@@ -390,9 +390,9 @@ def _applied(column: ColumnPlan, side: Side) -> Side:
 
 
 def _one_by_one(guard: Guard, values: Sequence[Cell], column: ColumnPlan) -> Sequence[Cell]:
-    check, first, second = GUARDS[guard.name], guard.argument, guard.second
+    cell_guard, first, second = GUARDS[guard.name], guard.argument, guard.second
     try:
-        return [None if value is None else check(value, first, second) for value in values]
+        return [None if value is None else cell_guard(value, first, second) for value in values]
     except ValueError as error:
         raise SourceError(
             f"column {column.source.name}: a value {error} (sink column {column.sink.name}, "

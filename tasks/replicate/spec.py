@@ -33,7 +33,7 @@ class SpecError(ValueError):
         self.spec = spec
 
 
-class _Part(BaseModel):
+class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -62,7 +62,7 @@ def _table(value: str | None) -> str | None:
     return value
 
 
-class SourceSpec(_Part):
+class SourceSpec(_Strict):
     """What to read: a table with chosen columns and rows, or a query in the source's own SQL."""
 
     datasource: str
@@ -87,7 +87,7 @@ class SourceSpec(_Part):
         return self
 
 
-class SinkSpec(_Part):
+class SinkSpec(_Strict):
     """Where to write. ``columns`` maps source to sink names, or lists sink names in order."""
 
     datasource: str
@@ -102,7 +102,7 @@ class SinkSpec(_Part):
     _check_table = field_validator("table")(_table)
 
 
-class ReplicationSpec(_Part):
+class ReplicationSpec(_Strict):
     """A replication job, as its definition says it.
 
     ``lag`` is in seconds for time watermarks and in units for numeric ones; ``bandwidth`` in bytes
@@ -317,7 +317,7 @@ def _is_itself(spec: ReplicationSpec) -> bool:
     return split_name(source.table) == split_name(sink.table)
 
 
-_SIDES: dict[str, type[_Part]] = {"source": SourceSpec, "sink": SinkSpec}
+_SIDES: dict[str, type[_Strict]] = {"source": SourceSpec, "sink": SinkSpec}
 
 # What pydantic finds wrong with a value, by the first word of its name for it.
 _WRONG = {

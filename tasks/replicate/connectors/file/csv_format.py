@@ -27,8 +27,8 @@ from tasks.replicate.connectors.file.csv_text import Dialect
 from tasks.replicate.connectors.file.formats import (
     BadFile,
     BadValue,
-    Check,
     Format,
+    StopCheck,
     TextEncoder,
     Writer,
     refuse_lacking,
@@ -82,7 +82,7 @@ class CSV(Format):
     # Reading
 
     def read(
-        self, paths: Sequence[Path], request: ReadRequest, lane: Lane, check: Check
+        self, paths: Sequence[Path], request: ReadRequest, lane: Lane, check: StopCheck
     ) -> Iterator[Batch]:
         for path in paths:
             names = csv_text.header(path, self._dialect)
@@ -113,7 +113,7 @@ class CSV(Format):
                     batch.place, begun = (str(path), line), True
                 yield batch
 
-    def _line(self, path: Path, number: int, check: Check) -> int:
+    def _line(self, path: Path, number: int, check: StopCheck) -> int:
         """The line of the file on which this chunk of its data begins."""
         at = 1
         for before, (chunk, line, _) in enumerate(islice(self._data(path), number + 1)):
@@ -166,7 +166,7 @@ class CSV(Format):
         data = csv_text.written(batch.data, self._dialect).encode()  # type: ignore[arg-type]
         return Batch(data, len(rows), len(data))
 
-    def count(self, paths: Sequence[Path], check: Check) -> int:
+    def count(self, paths: Sequence[Path], check: StopCheck) -> int:
         total = 0
         for path in paths:
             for chunk, _, _ in self._data(path):

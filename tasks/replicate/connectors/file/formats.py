@@ -28,7 +28,7 @@ BLOCK = 256 * 1024
 """Bytes of a text file that are looked at together: few enough that what a socket holds keeps the
 sink busy meanwhile."""
 
-Check = Callable[[], None]
+StopCheck = Callable[[], None]
 """Raises where the run was asked to stop."""
 
 
@@ -111,12 +111,12 @@ class Format(ABC):
 
     @abstractmethod
     def read(
-        self, paths: Sequence[Path], request: ReadRequest, lane: Lane, check: Check
+        self, paths: Sequence[Path], request: ReadRequest, lane: Lane, check: StopCheck
     ) -> Iterator[Batch]:
         """The rows of the files, one after the other. Raises BadFile."""
 
     @abstractmethod
-    def count(self, paths: Sequence[Path], check: Check) -> int:
+    def count(self, paths: Sequence[Path], check: StopCheck) -> int:
         """How many rows the files hold."""
 
     @abstractmethod

@@ -24,8 +24,8 @@ from tasks.replicate.connector import (
 from tasks.replicate.connectors.file.formats import (
     BadFile,
     BadValue,
-    Check,
     Format,
+    StopCheck,
     TextEncoder,
     Writer,
     unwritable,
@@ -90,7 +90,7 @@ class JSONLines(Format):
     # Reading
 
     def read(
-        self, paths: Sequence[Path], request: ReadRequest, lane: Lane, check: Check
+        self, paths: Sequence[Path], request: ReadRequest, lane: Lane, check: StopCheck
     ) -> Iterator[Batch]:
         known = frozenset(self.describe(paths).detail["names"]) if paths else frozenset()
         # A column that goes into JSON wants the document, not what it stands for.
@@ -114,7 +114,7 @@ class JSONLines(Format):
             return len(line) + 1
         return len(line.encode(self._encoding, "replace")) + 1
 
-    def count(self, paths: Sequence[Path], check: Check) -> int:
+    def count(self, paths: Sequence[Path], check: StopCheck) -> int:
         total = 0
         for path in paths:
             check()

@@ -25,8 +25,8 @@ from tasks.replicate.connectors.file import arrow_types, copy_binary, csv_text
 from tasks.replicate.connectors.file.formats import (
     BadFile,
     BadValue,
-    Check,
     Format,
+    StopCheck,
     Writer,
     refuse_lacking,
 )
@@ -87,7 +87,7 @@ class Parquet(Format):
     # Reading
 
     def read(
-        self, paths: Sequence[Path], request: ReadRequest, lane: Lane, check: Check
+        self, paths: Sequence[Path], request: ReadRequest, lane: Lane, check: StopCheck
     ) -> Iterator[Batch]:
         names = [plan.source.name for plan in request.columns]
         size = BINARY_ROWS if lane is Lane.COPY_BINARY else request.fetch_size
@@ -109,7 +109,7 @@ class Parquet(Format):
         if encoder is not None:
             yield Batch(copy_binary.TRAILER, 0, len(copy_binary.TRAILER))
 
-    def count(self, paths: Sequence[Path], check: Check) -> int:
+    def count(self, paths: Sequence[Path], check: StopCheck) -> int:
         total = 0
         for path in paths:
             check()
