@@ -28,6 +28,7 @@ _MESSAGES: Mapping[str, str] = {
     "worker_lost": "the process that worked on the run died",
 }
 _PARTIAL_SINK = "the worker was lost during a complete load: the sink may hold a part of the rows"
+_NEW_ROWS = "the worker was lost: the sink holds its old content or the new rows, all of them"
 
 logger = logging.getLogger("claimcheck.recovery")
 
@@ -94,11 +95,7 @@ def recover_run(
     message = _MESSAGES[code]
     if policy.allows(code) and delay is None:
         message += f"; this was attempt {row['attempt']} of {row['max_attempts']}"
-    warning = _PARTIAL_SINK if definition.get("mode") == DESTRUCTIVE_MODE else None
-    if definition.get("tables") is not None:
-        # It moves no rows itself; its children do.
-        warning = children.go_on(run_id) if row["has_children"] else None
-    ending = unsuccessful(delay, code, message, warning=warning)
+    ending = unsuccessful(delay, code, message, warning=_left_by(row, definition))
     ended = statements.row(
         connection,
         _FINISH["finish"],
@@ -117,6 +114,17 @@ def recover_run(
         ended["status"],
     )  # fmt: skip
     return Finished.of(ended, ending.delay)
+
+
+def _left_by(run: Mapping[str, Any], definition: Mapping[str, Any]) -> str | None:
+    """What a lost attempt may have left, for one that is cancelled (R-F4)."""
+    if definition.get("tables") is not None:
+        # It moves no rows itself; its children do.
+        return children.go_on(run["id"]) if run["has_children"] else None
+    mode = definition.get("mode")
+    if mode == DESTRUCTIVE_MODE:
+        return _PARTIAL_SINK
+    return None if mode is None else _NEW_ROWS
 
 
 def release_lease(connection: psycopg.Connection[Any], executor: str, ports: Ports) -> list[UUID]:

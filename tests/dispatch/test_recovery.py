@@ -69,16 +69,25 @@ def test_a_cancel_that_was_asked_for_becomes_cancelled__R_R1(
     recover_expired(recorder.ports)
     found = run(rows, run_id)
     assert (found["status"], found["error_code"]) == ("CANCELLED", None)
+    assert found["cancellation_warning"] is None
     assert following(rows, run_id) == []
 
 
-def test_a_lost_complete_load_that_was_cancelled_has_a_warning__R_F4(
-    rows: Rows, claimer: Claimer, recorder: Recorder
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        ("complete", "the sink may hold a part"),
+        ("complete-atomic", "its old content or the new rows"),
+        ("incremental", "its old content or the new rows"),
+    ],
+)
+def test_a_lost_load_that_was_cancelled_has_a_warning__R_F4(
+    rows: Rows, claimer: Claimer, recorder: Recorder, mode: str, says: str
 ) -> None:
-    run_id = lose(rows, claimer, new_job(rows, "orders", definition={"mode": "complete"}))
+    run_id = lose(rows, claimer, new_job(rows, "orders", definition={"mode": mode}))
     rows("update job_run set status = 'CANCEL_REQUESTED', cancel_requested_at = now()")
     recover_expired(recorder.ports)
-    assert "the sink may hold a part" in run(rows, run_id)["cancellation_warning"]
+    assert says in run(rows, run_id)["cancellation_warning"]
 
 
 @pytest.mark.parametrize("has_children", [True, False])
