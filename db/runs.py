@@ -33,9 +33,7 @@ class Filter:
     job: str | None = None
     statuses: Collection[str] = ()
     queue: str | None = None
-    schedule_id: UUID | None = None
     since: datetime | None = None
-    before: datetime | None = None
     latest_only: bool = False
     """Only the last attempt of each lineage."""
 
@@ -151,9 +149,7 @@ def _filtered(query: Select[Any], wanted: Filter) -> Select[Any]:
     tests: Sequence[tuple[Any, Any]] = (
         (wanted.job, JobRun.job_name == wanted.job),
         (wanted.queue, JobRun.queue == wanted.queue),
-        (wanted.schedule_id, JobRun.schedule_id == wanted.schedule_id),
         (wanted.since, JobRun.created_at >= wanted.since if wanted.since else None),
-        (wanted.before, JobRun.created_at < wanted.before if wanted.before else None),
     )
     for value, test in tests:
         if value is not None:

@@ -298,10 +298,6 @@ class Services:
     embedded_redis: bool
     home: Path
 
-    @property
-    def sqlalchemy_url(self) -> str:
-        return urls.sqlalchemy_url(self.database_conninfo)
-
     def revive_redis(self) -> None:
         """As `Database.revive`, for the broker; may take minutes where that cannot be started."""
         if self.embedded_redis:

@@ -135,38 +135,6 @@ def parse_database_url(name: str, value: str) -> str:
     raise SettingsError(message)
 
 
-def sqlalchemy_url(database_conninfo: str) -> str:
-    """The URL of SQLAlchemy's psycopg dialect for a libpq conninfo. It may hold a password."""
-    options = {
-        name: str(item)
-        for name, item in conninfo.conninfo_to_dict(database_conninfo).items()
-        if item is not None
-    }
-    user = options.pop("user", None)
-    password = options.pop("password", None)
-    database = options.pop("dbname", None)
-    hosts = options.pop("host", "").split(",")
-    ports = options.pop("port", "").split(",")
-    host: str | None = None
-    port: int | None = None
-    query: dict[str, str | tuple[str, ...]] = dict(options)
-    if len(hosts) > 1:
-        ports = ports * len(hosts) if len(ports) == 1 else ports
-        query["host"] = tuple(
-            f"{one}:{its_port}" if its_port else one
-            for one, its_port in zip(hosts, ports, strict=False)
-        )
-    elif hosts[0].startswith(("/", "@")):
-        query["host"] = hosts[0]
-        if ports[0]:
-            query["port"] = ports[0]
-    else:
-        host, port = hosts[0] or None, int(ports[0]) if ports[0] else None
-    return URL.create(
-        "postgresql+psycopg", user, password, host, port, database, query
-    ).render_as_string(hide_password=False)
-
-
 def check_redis_url(value: str) -> None:
     """Accepts what Celery's Redis transport does. Raises `ValueError`.
 

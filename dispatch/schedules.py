@@ -34,11 +34,10 @@ _SQL = statements.load("schedules")
 
 @dataclass(slots=True)
 class Reconciled:
-    """What one pass did. ``left`` says that due schedules remain: held by others, or too many."""
+    """What one pass did."""
 
     settled: int = 0
     failed: int = 0
-    left: bool = False
     offers: list[Offer] = field(default_factory=list)
 
 
@@ -54,10 +53,7 @@ class ScheduleReconciler:
         """
         done = Reconciled()
         passed: list[str] = []
-        while True:
-            if len(passed) >= most:
-                done.left = True
-                return done
+        while len(passed) < most:
             found: Mapping[str, Any] | None = None
             try:
                 with session.transaction(lock_seconds=LOCK_SECONDS) as connection:
@@ -73,12 +69,11 @@ class ScheduleReconciler:
             except Exception as error:
                 if found is None or is_connection_lost(error):
                     raise
-                if sqlstate(error) in _BUSY:
-                    done.left = True
-                else:
+                if sqlstate(error) not in _BUSY:
                     done.failed += 1
                     _back_off(found, error)
             passed.append(str(found["id"]))
+        return done
 
     def settle_before_change(self, connection: Connection | Session, schedule_id: UUID) -> datetime:
         """Settle what is due of one schedule, in the transaction that is about to change it (R-D2).

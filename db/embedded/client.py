@@ -46,10 +46,6 @@ class Endpoints:
         return f"host={self.sockets} port=5432 user={ROLE} dbname={DATABASE}"
 
     @property
-    def sqlalchemy_url(self) -> str:
-        return f"postgresql+psycopg://{ROLE}@/{DATABASE}?host={self.sockets}&port=5432"
-
-    @property
     def redis_url(self) -> str:
         """As Celery's Redis transport reads it."""
         return f"redis+socket://{self.sockets / VALKEY_SOCKET}"

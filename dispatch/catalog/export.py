@@ -69,7 +69,7 @@ def _datasource(stored: Datasource, keyring: Keyring, connectors: Connectors) ->
 
 
 def _job(session: Session, stored: Job) -> dict[str, Any]:
-    found = jobs.as_file(session, stored)
+    found = jobs.as_file(stored)
     usual = defaults(stored.handler, found.get("mode"))
     del usual["overlap"]  # stated where it stands in the definition, also as the default
     stated = {

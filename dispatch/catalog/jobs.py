@@ -144,7 +144,7 @@ def edit(
     """
     stored = catalog.job(session, name)
     catalog.lock(session, Job, [stored.id])
-    wanted = _checked(session, connectors, name, _merged(as_file(session, stored), raw))
+    wanted = _checked(session, connectors, name, _merged(as_file(stored), raw))
     change = difference(stored, wanted, catalog.datasource_names(session))
     if change is not None:
         store(session, stored, wanted, change, actor)
@@ -152,7 +152,7 @@ def edit(
     return change
 
 
-def as_file(session: Session, stored: Job) -> dict[str, Any]:
+def as_file(stored: Job) -> dict[str, Any]:
     """A stored job with the keys of a definition file, its schedules left out."""
     definition = dict(stored.definition)
     for side in ("source", "sink"):

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-import sqlalchemy
 from psycopg import conninfo
 
 from db import embedded, settings, urls
@@ -196,25 +195,6 @@ def test_database_urls_of_every_spelling(
 
 
 @pytest.mark.parametrize(
-    "database",
-    [
-        "postgresql://u:p%40ss%2F%23@h:5433/d?sslmode=require",
-        "postgresql://u@one:1,two:2/d?target_session_attrs=read-write",
-        "host=/run/pg port=5433 dbname='a b' user=u",
-        "host=::1 dbname=d",
-        "dbname=d",
-    ],
-)
-def test_sqlalchemy_connects_as_libpq_would(database: str) -> None:
-    given = urls.conninfo_of(database)
-    url = sqlalchemy.make_url(urls.sqlalchemy_url(given))
-    _, arguments = url.get_dialect()().create_connect_args(url)
-    kept = {name: value for name, value in arguments.items() if value not in (None, "")}
-    expected = conninfo.conninfo_to_dict(given)
-    assert conninfo.conninfo_to_dict(conninfo.make_conninfo("", **kept)) == expected
-
-
-@pytest.mark.parametrize(
     "url",
     [
         "redis://localhost",
@@ -260,9 +240,6 @@ def test_an_unset_url_means_the_embedded_server_and_is_said_once(
     found = settings.services()
     with psycopg.connect(found.database_conninfo) as connection:
         assert connection.execute("select 1").fetchone() == (1,)
-    engine = sqlalchemy.create_engine(found.sqlalchemy_url, poolclass=sqlalchemy.NullPool)
-    with engine.connect() as alchemy:
-        assert alchemy.exec_driver_sql("select 1").scalar() == 1
     settings.reset()
     settings.services()
     told = capfd.readouterr()
