@@ -83,7 +83,7 @@ class Settings(BaseSettings):
         (), validation_alias="CLAIMCHECK_HANDLERS"
     )
     slot_runs: int = Field(100, ge=1, le=1_000_000, validation_alias="CLAIMCHECK_SLOT_RUNS")
-    """How many runs one slot takes one after another before it goes back to Celery (R-C1)."""
+    """How many runs one executor takes one after another before it goes back to Celery (R-C1)."""
     embedded_idle_seconds: float | None = Field(
         None,
         ge=1,

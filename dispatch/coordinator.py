@@ -40,7 +40,7 @@ from dispatch.runlog import RunLog
 CLAIM_PATIENCE_SECONDS = 10.0
 """How long a claim may take to be answered; a directed one may wait a second for an edit."""
 SHORT_RUN_SECONDS = 0.1
-"""A run that took less ends in one transaction with the slot's next claim, where it can."""
+"""A run that took less ends in one transaction with the executor's next claim, where it can."""
 LAST_FINISH_SECONDS = 5.0
 """How long after a drain has stopped its runs their ends are still tried to be recorded."""
 
@@ -100,7 +100,7 @@ class WorkerDispatchCoordinator:
     def run(self, run_id: UUID | None, queue: str, priority: int = 0) -> list[UUID]:
         """Take a wake-up: the named run, else the next one of ``queue``; then go on in that queue.
 
-        Goes on while there is work, up to the slot's bound of runs, and offers the rest (R-C1). The
+        Goes on while there is work, up to a bound of runs in a row, and offers the rest (R-C1). The
         ids of the runs that were executed. Where the database is away the wake-up is waited with
         for a lease and then dropped: the sweep repeats it. While the process drains it goes back to
         its queue with ``priority``, the one that it came with.
@@ -208,7 +208,7 @@ class WorkerDispatchCoordinator:
             return None
 
     def _offer_rest(self, queue: str) -> None:
-        """The slot goes back to Celery: wake-ups take its place, as far as there is work."""
+        """The executor goes back to Celery: wake-ups take its place, as far as there is work."""
         try:
             agenda = Agenda()
             look(self._link.get(), agenda, [Scope(queue=queue, work=True)])
@@ -221,7 +221,7 @@ class WorkerDispatchCoordinator:
     # Executing
 
     def _execute(self, claimed: ClaimedRun, queue: str | None) -> ClaimedRun | None:
-        """Execute a run to its recorded end; the slot's next run of ``queue``, if it may go on."""
+        """Execute a run to its recorded end; the next run of ``queue``, if it may go on."""
         self._emit_start(claimed)
         try:
             inputs = execution.open_inputs(claimed, self._keyring())

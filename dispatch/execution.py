@@ -113,7 +113,7 @@ def perform(run: HeldRun, handler: Handler) -> Ending | None:
         return _performed(run, handler)
     finally:
         if os.getpid() != pid:
-            # A fork of the handler's that came back: the run, the slot and the connections are
+            # A fork of the handler's that came back: the run, the executor and the connections are
             # its parent's, which still works.
             os.write(2, b"claimcheck: a process that a handler forked came back; it ends here\n")
             os._exit(FORK_CAME_BACK)

@@ -21,14 +21,14 @@ _SQL = statements.load("deadlines")
 
 
 def room(capacity: Capacity) -> int:
-    """How many more wake-ups a queue may hold: twice the fleet's slots, less those it holds."""
-    return max(0, 2 * capacity.slots - capacity.queued)
+    """How many more wake-ups a queue may hold: twice the fleet's executors, less those it holds."""
+    return max(0, 2 * capacity.executors - capacity.queued)
 
 
 def publish(ports: Ports, offers: Iterable[Offer]) -> int:
     """Publish wake-ups of committed runs as far as their queues have room; how many went out.
 
-    A run that finds no room needs none: its queue's wake-ups outlast its commit, and the slots
+    A run that finds no room needs none: its queue's wake-ups outlast its commit, and the executors
     that take them go on to it (R-C1). Never raises.
     """
     by_queue: dict[str, list[Offer]] = defaultdict(list)

@@ -43,9 +43,9 @@ class RunEvent:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How much a queue can take: the fleet's slots, and the wake-ups that it holds already."""
+    """How much a queue can take: the fleet's executors, and the wake-ups that it holds already."""
 
-    slots: int = 16
+    executors: int = 16
     queued: int = 0
 
 

@@ -1,4 +1,4 @@
-"""Due schedules: each slot settled exactly once, under any number of beats (R-D1, R-D2)."""
+"""Due schedules: each fire time settled exactly once, under any number of beats (R-D1, R-D2)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Reconciled:
 
 
 class ScheduleReconciler:
-    """Settles due slots: a run for each that fires, an outcome for each, and the next fire time."""
+    """Settles due fire times: a run for each that fires, an outcome for each, and the next one."""
 
     def settle_due(self, most: int = MOST_AT_ONCE) -> Reconciled:
         """Settle the schedules that are due now, each in a transaction of its own.
@@ -78,10 +78,10 @@ class ScheduleReconciler:
     def settle_before_change(self, connection: Connection | Session, schedule_id: UUID) -> datetime:
         """Settle what is due of one schedule, in the transaction that is about to change it (R-D2).
 
-        A slot that is on time fires; one that was missed is skipped, whatever the misfire policy.
-        Returns the moment, in database time, up to which its slots are settled: the changed
+        What is on time fires; what was missed is skipped, whatever the misfire policy.
+        Returns the moment, in database time, up to which they are settled: the changed
         schedule's next fire is the first after it. A schedule whose stored times cannot be read
-        has no slots to settle. Locks the schedule's row. Raises the driver's errors.
+        has none to settle. Locks the schedule's row. Raises the driver's errors.
         """
         found = statements.row(connection, _SQL["lock_schedule"], {"schedule_id": str(schedule_id)})
         assert found is not None
@@ -89,7 +89,7 @@ class ScheduleReconciler:
             times = fire_times(found)
         except ValueError as error:
             logger.warning(
-                "schedule %s is changed, its due slots are void: %s", found["name"], error
+                "schedule %s is changed, its due fire times are void: %s", found["name"], error
             )
         else:
             _settle(connection, found, times, None, offered=False)
@@ -99,7 +99,7 @@ class ScheduleReconciler:
 
 
 def fire_times(stored: Mapping[str, Any]) -> FireTimes:
-    """The slots of a stored schedule. Raises a ValueError that says what is wrong with it."""
+    """The fire times of a stored schedule. Raises a ValueError that says what is wrong with it."""
     if stored["every_seconds"] is not None:
         return Every(stored["every_seconds"], stored["anchor_at"])
     return Cron(stored["cron"], stored["timezone"])
@@ -113,39 +113,41 @@ def _settle(
     *,
     offered: bool,
 ) -> list[RunHandle]:
-    """Settle the due slots of a locked schedule and move it on; what became of the fires."""
+    """Settle the due fire times of a locked schedule and move it on; what became of the fires."""
     if stored["next_fire_at"] is None or stored["next_fire_at"] > stored["now"]:
         return []
     plan = settle(times, stored["next_fire_at"], stored["now"], misfire)
     schedule = {"schedule_id": str(stored["id"])}
-    asked = {**schedule, "slots": [*plan.fire, *(skipped.slot for skipped in plan.skipped)]}
+    asked = {**schedule, "slots": [*plan.fire, *(skipped.fire_time for skipped in plan.skipped)]}
     settled = {row["fire_at"] for row in statements.rows(connection, _SQL["settled_slots"], asked)}
-    slots = _Slots()
+    outcomes = _Outcomes()
     if plan.more_skipped and plan.first_skipped is not None:
-        slots.skip(plan.first_skipped, f"missed, as {plan.more_skipped} slots from this one on")
+        outcomes.skip(
+            plan.first_skipped, f"missed, as {plan.more_skipped} fire times from this one on"
+        )
     for skipped in plan.skipped:
-        slots.skip(skipped.slot, skipped.reason)
+        outcomes.skip(skipped.fire_time, skipped.reason)
     handles = []
-    for slot in plan.fire:
-        if slot in settled:
+    for fire_time in plan.fire:
+        if fire_time in settled:
             continue
         trigger = Trigger.of(
             stored["job"],
             actor=f"schedule {stored['name']}"[: parameters.MAX_NAME],
             schedule_id=stored["id"],
-            scheduled_for=slot,
+            scheduled_for=fire_time,
         )
         try:
             handle = admit(connection, trigger, offered=offered, notify=None if offered else "work")
         except JobDisabled as refusal:
-            slots.skip(slot, refusal.reason)
+            outcomes.skip(fire_time, refusal.reason)
             continue
         handles.append(handle)
         if handle.created:
-            slots.run(slot, handle.run_id)
+            outcomes.run(fire_time, handle.run_id)
         else:
-            slots.skip(slot, f"run {handle.run_id} of the job was active", handle.run_id)
-    statements.rows(connection, _SQL["record_slots"], {**schedule, **slots.columns()})
+            outcomes.skip(fire_time, f"run {handle.run_id} of the job was active", handle.run_id)
+    statements.rows(connection, _SQL["record_slots"], {**schedule, **outcomes.columns()})
     moved = {
         "next_fire_at": plan.next_fire_at,
         "last_fire_at": plan.fire[-1] if plan.fire else None,
@@ -154,17 +156,17 @@ def _settle(
     return handles
 
 
-class _Slots:
-    """The outcomes of slots, as columns for one insert."""
+class _Outcomes:
+    """The outcomes of fire times, as columns for one insert."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[datetime, str, str | None, str | None]] = []
 
-    def run(self, slot: datetime, run_id: UUID) -> None:
-        self._rows.append((slot, "run", None, str(run_id)))
+    def run(self, fire_time: datetime, run_id: UUID) -> None:
+        self._rows.append((fire_time, "run", None, str(run_id)))
 
-    def skip(self, slot: datetime, reason: str, run_id: UUID | None = None) -> None:
-        self._rows.append((slot, "skipped", reason, None if run_id is None else str(run_id)))
+    def skip(self, fire_time: datetime, reason: str, run_id: UUID | None = None) -> None:
+        self._rows.append((fire_time, "skipped", reason, None if run_id is None else str(run_id)))
 
     def columns(self) -> dict[str, list[Any]]:
         names = ("fire_at", "outcome", "reason", "run_id")

@@ -31,7 +31,7 @@ class Taker:
     queues: Collection[str]
     handlers: Collection[str] | None = None
     key_versions: Collection[str] | None = None
-    free_slots: int | None = None
+    free_executors: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,8 @@ def _workers(row: dict[str, Any], takers: Sequence[Taker]) -> list[str]:
             f"it needs a worker whose keyring holds {', '.join(sorted(keys))}: "
             f"{_COMMAND} keyring status"
         ]
-    if all(taker.free_slots == 0 for taker in able):
-        return [f"every slot of the workers of queue {queue} is busy"]
+    if all(taker.free_executors == 0 for taker in able):
+        return [f"every executor of queue {queue} is busy"]
     return []
 
 

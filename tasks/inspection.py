@@ -1,6 +1,7 @@
 """What a worker can take, asked through Celery's remote control: ``inspect claims``.
 
-A worker answers with its queues, handlers, key versions and free slots; nothing of it is secret.
+A worker answers with its queues, handlers, key versions and free executors (``free_slots``);
+nothing of it is secret.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ def _answer(state: Any) -> dict[str, Any]:
         versions = list(Keyring.load(settings().keyring_path()).versions)
     except (KeyringError, SettingsError):
         versions = []
-    slots = state.consumer.pool.num_processes
+    executors = state.consumer.pool.num_processes
     return {
         "queues": sorted(queue.name for queue in state.consumer.task_consumer.queues),
         "handlers": handlers.known(),
         "key_versions": versions,
-        "free_slots": max(0, slots - len(requests.active_requests)),
+        "free_slots": max(0, executors - len(requests.active_requests)),
     }
 
 

@@ -22,8 +22,8 @@ from tasks.app import App, app
 from tasks.breaker import Breaker
 from tasks.broker import ANSWER_SECONDS, message_priority
 
-SLOTS_UNKNOWN = 16
-SLOTS_KNOWN_SECONDS = 30.0
+EXECUTORS_UNKNOWN = 16
+EXECUTORS_KNOWN_SECONDS = 30.0
 _INSPECT_SECONDS = 1.0
 # A broken connection of before an outage fails at once; a broker that hangs takes its second.
 _AT_ONCE_SECONDS = ANSWER_SECONDS / 2
@@ -87,14 +87,14 @@ def send_wake_up(producer: Any, offer: Offer) -> None:
 
 
 def capacity(queue: str) -> Capacity:
-    """The slots of the workers that take from ``queue``, and the wake-ups that it holds.
+    """The executors of the workers that take from ``queue``, and the wake-ups that it holds.
 
-    Slots are asked of the workers in the background at most every SLOTS_KNOWN_SECONDS; until they
-    have answered they count as SLOTS_UNKNOWN.
+    The workers are asked for them in the background, at most every EXECUTORS_KNOWN_SECONDS; until
+    they have answered they count as EXECUTORS_UNKNOWN.
     """
-    slots = _slots.of(queue)
+    executors = _executors.of(queue)
     if not breaker.allows():
-        return Capacity(slots, 0)
+        return Capacity(executors, 0)
     _after_fork()
     started = time.monotonic()
     for last in (False, True):
@@ -102,12 +102,12 @@ def capacity(queue: str) -> Capacity:
             with app.pool.acquire(block=True, timeout=ANSWER_SECONDS) as connection:
                 queued = _length(connection.default_channel, queue)
             breaker.succeeded()
-            return Capacity(slots, queued)
+            return Capacity(executors, queued)
         except Exception as error:
             if last or time.monotonic() - started > _AT_ONCE_SECONDS:
                 _failed(error)
                 break
-    return Capacity(slots, 0)
+    return Capacity(executors, 0)
 
 
 def _length(channel: Any, queue: str) -> int:
@@ -118,7 +118,7 @@ def _length(channel: Any, queue: str) -> int:
         return sum(pipe.execute())
 
 
-class _Slots:
+class _Executors:
     """How many runs the fleet can hold at once, by queue, as its workers last said."""
 
     def __init__(self) -> None:
@@ -132,10 +132,10 @@ class _Slots:
     def of(self, queue: str) -> int:
         with self._lock:
             now = time.monotonic()
-            if self._asked is None or now - self._asked > SLOTS_KNOWN_SECONDS:
+            if self._asked is None or now - self._asked > EXECUTORS_KNOWN_SECONDS:
                 self._asked = now
-                threading.Thread(target=self._ask, name="claimcheck-slots", daemon=True).start()
-            return self._by_queue.get(queue, SLOTS_UNKNOWN)
+                threading.Thread(target=self._ask, name="claimcheck-executors", daemon=True).start()
+            return self._by_queue.get(queue, EXECUTORS_UNKNOWN)
 
     def _ask(self) -> None:
         try:
@@ -147,14 +147,14 @@ class _Slots:
             return
         found: dict[str, int] = {}
         for worker, stats in pools.items():
-            slots = int(stats.get("pool", {}).get("max-concurrency") or 1)
+            executors = int(stats.get("pool", {}).get("max-concurrency") or 1)
             for queue in queues.get(worker, ()):
-                found[queue["name"]] = found.get(queue["name"], 0) + slots
+                found[queue["name"]] = found.get(queue["name"], 0) + executors
         with self._lock:
             self._by_queue = found
 
 
-_slots = _Slots()
+_executors = _Executors()
 _pid = os.getpid()
 
 
@@ -170,7 +170,7 @@ def _after_fork() -> None:
 
 def _forget() -> None:
     breaker.reset()
-    _slots.forget()
+    _executors.forget()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -63,7 +63,7 @@ def close() -> None:
 
 
 def _no_room(queue: str) -> Capacity:
-    return Capacity(slots=0, queued=0)
+    return Capacity(executors=0, queued=0)
 
 
 _UNOFFERED = Ports(emit=PORTS.emit, capacity=_no_room)

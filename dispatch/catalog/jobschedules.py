@@ -1,9 +1,9 @@
 """The schedules of a job as they are stored: added, changed, switched and removed (R-D2).
 
 Whatever changes a schedule first settles what was due before the change, under the definition
-that it was due by: what is on time fires, what was missed does not. Then it looks for the next slot
-after the change. So an edit within a second of a due time neither skips nor doubles, and never
-releases a slot from before it.
+that it was due by: what is on time fires, what was missed does not. Then it looks for the next
+fire time after the change. So an edit within a second of a due time neither skips nor doubles, and
+never releases one from before it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dispatch.schedules import ScheduleReconciler
 
 
 def fire_times(stored: JobSchedule) -> FireTimes:
-    """The slots of a stored schedule. Raises a ValueError that says what is wrong with it."""
+    """The fire times of a stored schedule. Raises a ValueError that says what is wrong with it."""
     columns = ("cron", "timezone", "every_seconds", "anchor_at")
     return schedules.fire_times({name: getattr(stored, name) for name in columns})
 
@@ -119,7 +119,7 @@ def add(session: Session, job_name: str, raw: Mapping[str, Any], *, actor: str) 
 
 
 def set_enabled(session: Session, name: str, enabled: bool, *, actor: str) -> Change | None:
-    """Let a schedule fire from its next slot on, or not at all; None where it is so already.
+    """Let a schedule fire from its next fire time on, or not at all; None where it is so already.
 
     Raises UnknownSchedule.
     """
@@ -231,7 +231,7 @@ def _settle_until_now(session: Session, stored: JobSchedule) -> datetime:
 
 
 def _restart(stored: JobSchedule, moment: datetime) -> None:
-    """Find the next slot after ``moment``; a disabled schedule has none."""
+    """Find the next fire time after ``moment``; a disabled schedule has none."""
     stored.next_fire_at = fire_times(stored).next_after(moment) if stored.enabled else None
     stored.failures = 0
     stored.retry_at = None

@@ -4,23 +4,23 @@ What cron does where the clock is moved is stated over two clocks of a zone: its
 the furthest that the wall clock has yet shown, which never goes back.
 
 - An expression that names its hours fires at the first instant at which the furthest clock has
-  reached the slot. So slots that a gap swallows fire at the end of the gap, all of them as one,
-  and a slot in an hour that is shown twice fires the first time only.
+  reached the fire time. So what a gap swallows fires at the end of the gap, all of it as one, and
+  a fire time in an hour that is shown twice counts the first time only.
 - One whose hour is a wildcard (its field starts with ``*``, as ``@hourly`` does) fires whenever
-  the wall clock shows the slot: not in a gap, and twice where an hour is shown twice. It goes on
-  in real time.
+  the wall clock shows the fire time: not in a gap, and twice where an hour is shown twice. It goes
+  on in real time.
 
 That is Debian's cron with three differences, which R-D2 makes. The hour alone decides: Debian also
 calls ``*/15 2 * * *`` a wildcard, loses the whole of it in a gap and fires it eight times in a
-repeated hour. Several swallowed slots are one fire. And Debian takes a jump of more than three
+repeated hour. Several swallowed fire times are one fire. And Debian takes a jump of more than three
 hours for a corrected clock and fires nothing for it; here a day that an island skips is a gap.
 
 cronsim reads the expressions; its daylight-saving arithmetic is not used. Measured against the rule
-minute by minute, it went wrong in two places. Asked for the slot after an instant in the second
-pass of a repeated hour, it answers with a slot of the first pass, which is before that instant:
+minute by minute, it went wrong in two places. Asked for the fire time after an instant in the
+second pass of a repeated hour, it answers with one of the first pass, which is before that instant:
 a beat that wakes there would stall. And it takes a starred minute for a wildcard, as Debian does.
-(croniter 7 fires ``30 2 * * *`` twice in a repeated hour.) Nor can either count the slots of five
-years without walking through all of them.
+(croniter 7 fires ``30 2 * * *`` twice in a repeated hour.) Nor can either count the fire times of
+five years without walking through all of them.
 """
 
 from __future__ import annotations
@@ -53,34 +53,34 @@ class InvalidInterval(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The slots of a span: how many there are, and the newest of them, ascending, UTC."""
+    """The fire times of a span: how many there are, and the newest of them, ascending, UTC."""
 
     count: int
     newest: tuple[datetime, ...]
 
 
 class FireTimes(Protocol):
-    """The slots of a schedule: an endless, strictly rising row of instants.
+    """The fire times of a schedule: an endless, strictly rising row of instants.
 
     Instants go in as aware datetimes of any zone and come out in UTC; a naive one raises
     ValueError.
     """
 
     def next_after(self, t: datetime) -> datetime | None:
-        """The first slot later than ``t``, never ``t``; None past the end of the calendar."""
+        """The first fire time later than ``t``, never ``t``; None past the end of the calendar."""
         ...
 
     def due(self, after: datetime, until: datetime, limit: int) -> Due:
-        """The slots in ``(after, until]``: the count of all, and the newest ``limit``.
+        """The fire times in ``(after, until]``: the count of all, and the newest ``limit``.
 
-        The work is bounded by ``limit`` and the days of the span, however many slots it holds.
+        The work is bounded by ``limit`` and the days of the span, however many fire times it holds.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Perhaps one fire for what a gap swallowed, then the wall-clock slots of ``[start, stop)``."""
+    """Perhaps one for what a gap swallowed, then those of the wall clock in ``[start, stop)``."""
 
     swallowed: datetime | None
     start: datetime
@@ -102,23 +102,23 @@ class Cron:
         object.__setattr__(self, "_zone", load_zone(self.timezone))
 
     def next_after(self, t: datetime) -> datetime | None:
-        """The first slot later than ``t``, never ``t``; None past the end of the calendar."""
+        """The first fire time later than ``t``, never ``t``; None past the end of the calendar."""
         after = _naive_utc(t)
         for _ in range(_RAREST_WINDOWS):
             until = min(after + _WINDOW, _DUSK) if after < _DUSK else after
             for span in self._spans(after, until):
                 if span.swallowed is not None:
                     return span.swallowed.replace(tzinfo=UTC)
-                slot = self._crontab.first(span.start, span.stop)
-                if slot is not None:
-                    return (slot - span.offset).replace(tzinfo=UTC)
+                fire_time = self._crontab.first(span.start, span.stop)
+                if fire_time is not None:
+                    return (fire_time - span.offset).replace(tzinfo=UTC)
             after = until
         return None
 
     def due(self, after: datetime, until: datetime, limit: int) -> Due:
-        """The slots in ``(after, until]``: the count of all, and the newest ``limit``.
+        """The fire times in ``(after, until]``: the count of all, and the newest ``limit``.
 
-        The work is bounded by ``limit`` and the days of the span, however many slots it holds.
+        The work is bounded by ``limit`` and the days of the span, however many fire times it holds.
         """
         spans = list(self._spans(_naive_utc(after), _naive_utc(until)))
         count = 0
@@ -131,14 +131,15 @@ class Cron:
             if wanted <= 0:
                 break
             newest += (
-                slot - span.offset for slot in self._crontab.newest(span.start, span.stop, wanted)
+                fire_time - span.offset
+                for fire_time in self._crontab.newest(span.start, span.stop, wanted)
             )
             if span.swallowed is not None and len(newest) < limit:
                 newest.append(span.swallowed)
-        return Due(count, tuple(slot.replace(tzinfo=UTC) for slot in reversed(newest)))
+        return Due(count, tuple(fire_time.replace(tzinfo=UTC) for fire_time in reversed(newest)))
 
     def _spans(self, after: datetime, until: datetime) -> Iterator[_Span]:
-        """The slots of ``(after, until]``, naive UTC, a span for each stretch of unmoved clock."""
+        """Those of ``(after, until]``, naive UTC, a span for each stretch of unmoved clock."""
         after = max(after, _DAWN)
         if after >= until:
             return
@@ -150,7 +151,7 @@ class Cron:
             swallowed = None
             if self._crontab.names_its_hours and furthest is not None:
                 start = max(shown_from, furthest)
-                # A slot at the very end of the gap is the same instant, so it is one with them.
+                # One at the very end of the gap is the same instant, so it is one with them.
                 if (
                     furthest < shown_from
                     and self._crontab.first(furthest, shown_from + _TICK) is not None
@@ -172,7 +173,7 @@ class Cron:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """An interval from an anchor, in real time: slot k is ``anchor + k * interval``, k = 1, 2, 3...
+    """An interval from an anchor, in real time: fires at ``anchor + k * interval``, k = 1, 2, 3...
 
     Exact to the microsecond, without drift. Raises InvalidInterval below one second, and
     InvalidDuration where it is no duration at all.
@@ -193,23 +194,23 @@ class Every:
         object.__setattr__(self, "_step", step)
 
     def next_after(self, t: datetime) -> datetime | None:
-        """The first slot later than ``t``, never ``t``; None past the end of the calendar."""
-        return self._slot(max(1, self._passed(t) + 1))
+        """The first fire time later than ``t``, never ``t``; None past the end of the calendar."""
+        return self._fire_time(max(1, self._passed(t) + 1))
 
     def due(self, after: datetime, until: datetime, limit: int) -> Due:
-        """The slots in ``(after, until]``: the count of all, and the newest ``limit``."""
+        """The fire times in ``(after, until]``: the count of all, and the newest ``limit``."""
         first = max(1, self._passed(after) + 1)
         last = self._passed(until)
         count = max(0, last - first + 1)
         numbers = range(max(first, last - limit + 1), last + 1) if limit > 0 else range(0)
-        slots = (self._slot(number) for number in numbers)
-        return Due(count, tuple(slot for slot in slots if slot is not None))
+        fire_times = (self._fire_time(number) for number in numbers)
+        return Due(count, tuple(fire_time for fire_time in fire_times if fire_time is not None))
 
     def _passed(self, t: datetime) -> int:
-        """The number of the last slot at or before ``t``; 0 or less before the first."""
+        """The number of the last fire time at or before ``t``; 0 or less before the first."""
         return (_naive_utc(t) - _naive_utc(self.anchor)) // self._step
 
-    def _slot(self, number: int) -> datetime | None:
+    def _fire_time(self, number: int) -> datetime | None:
         try:
             return (_naive_utc(self.anchor) + number * self._step).replace(tzinfo=UTC)
         except OverflowError:
@@ -217,13 +218,13 @@ class Every:
 
 
 def upcoming(times: FireTimes, after: datetime, count: int) -> Iterator[datetime]:
-    """The first ``count`` slots later than ``after``."""
+    """The first ``count`` fire times later than ``after``."""
     for _ in range(count):
-        slot = times.next_after(after)
-        if slot is None:
+        fire_time = times.next_after(after)
+        if fire_time is None:
             return
-        yield slot
-        after = slot
+        yield fire_time
+        after = fire_time
 
 
 def _naive_utc(t: datetime) -> datetime:

@@ -1,4 +1,4 @@
-"""Cron expressions: five fields or an @name, read into the wall-clock slots that they mean.
+"""Cron expressions: five fields or an @name, read into the wall-clock fire times that they mean.
 
 The grammar and the rule of the days are cronsim's, which follows Debian's cron: where the
 day-of-month or the day-of-week field starts with ``*`` a day must match both, else either.
@@ -56,7 +56,7 @@ class InvalidCron(ValueError):
 
 
 class Crontab:
-    """The wall-clock slots of one cron expression. Raises InvalidCron for a bad one.
+    """The wall-clock fire times of one cron expression. Raises InvalidCron for a bad one.
 
     All times are naive and local; every range is half open, ``[start, stop)``.
     """
@@ -76,14 +76,14 @@ class Crontab:
         self.times = tuple(
             h * 60 + m for h in sorted(self._sim.hours) for m in sorted(self._sim.minutes)
         )
-        """The slots of a matching day, in minutes since midnight, ascending."""
+        """The fire times of a matching day, in minutes since midnight, ascending."""
         self.names_its_hours = not fields[1].startswith("*")
         """False where the hour is a wildcard: ``*``, ``*/2``, any that starts with ``*`` (R-D2)."""
         if self.first(*_ALL_KINDS_OF_YEAR) is None:
             raise InvalidCron(_never(expression))
 
     def first(self, start: datetime, stop: datetime) -> datetime | None:
-        """The earliest slot, or None."""
+        """The earliest fire time, or None."""
         for day in self._days(start, stop):
             low, high = self._bounds(day, start, stop)
             if low < high:
@@ -91,7 +91,7 @@ class Crontab:
         return None
 
     def count(self, start: datetime, stop: datetime) -> int:
-        """How many slots there are; the work grows with the days, not with the slots."""
+        """How many fire times there are; the work grows with the days, not with the fire times."""
         if start >= stop:
             return 0
         total = 0
@@ -104,7 +104,7 @@ class Crontab:
         return total
 
     def newest(self, start: datetime, stop: datetime, limit: int) -> Iterator[datetime]:
-        """The last ``limit`` slots, newest first."""
+        """The last ``limit`` fire times, newest first."""
         if start >= stop:
             return
         for day in reversed(list(self._days(start, stop))):

@@ -157,7 +157,7 @@ def next_(out: Output, name: str | None, count: int) -> None:
 @click.argument("name")
 @console.command
 def enable(out: Output, name: str) -> None:
-    """Let it fire again, from its next slot on."""
+    """Let it fire again, from its next fire time on."""
     _switch(out, name, True)
 
 

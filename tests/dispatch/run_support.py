@@ -55,7 +55,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.offered: list[Offer] = []
-        self.slots = 16
+        self.executors = 16
         self.queued = 0
         self.taken: int | None = None
         self.ports = Ports(offer=self._offer, capacity=self._capacity)
@@ -66,7 +66,7 @@ class Recorder:
         return len(taken)
 
     def _capacity(self, queue: str) -> Capacity:
-        return Capacity(self.slots, self.queued)
+        return Capacity(self.executors, self.queued)
 
     def take(self) -> list[UUID]:
         """The run ids that were offered since the last call."""

@@ -475,7 +475,7 @@ def test_a_broker_that_takes_nothing_does_not_fail_the_trigger__R_T4(
 
 def test_a_full_queue_gets_no_further_wake_ups__R_D5(rows: Rows, recorder: Recorder) -> None:
     new_job(rows, "orders")
-    recorder.slots, recorder.queued = 4, 8
+    recorder.executors, recorder.queued = 4, 8
     submit(recorder.ports, "orders")
     assert recorder.take() == []
     recorder.queued = 7

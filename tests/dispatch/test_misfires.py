@@ -44,7 +44,7 @@ def test_fire_once_fires_the_newest_missed_slot_alone__R_D2():
     result = settle(hourly, T0, T0 + timedelta(hours=3, minutes=10), Misfire.FIRE_ONCE)
     hours = [T0 + timedelta(hours=n) for n in range(4)]
     assert result.fire == (hours[3],)
-    assert [skipped.slot for skipped in result.skipped] == hours[:3]
+    assert [skipped.fire_time for skipped in result.skipped] == hours[:3]
     assert hours[3].isoformat() in result.skipped[0].reason
     assert result.next_fire_at == T0 + timedelta(hours=4)
 
@@ -52,7 +52,7 @@ def test_fire_once_fires_the_newest_missed_slot_alone__R_D2():
 def test_a_slot_on_time_stands_for_the_missed_ones__R_D2():
     result = settle(MINUTELY, T0, T0 + 5 * MINUTE + timedelta(seconds=2), Misfire.FIRE_ONCE)
     assert result.fire == (T0 + 5 * MINUTE,)
-    assert [skipped.slot for skipped in result.skipped] == [T0 + n * MINUTE for n in range(5)]
+    assert [skipped.fire_time for skipped in result.skipped] == [T0 + n * MINUTE for n in range(5)]
 
 
 def test_skip_fires_only_what_is_on_time__R_D2():
@@ -79,7 +79,7 @@ def test_years_of_minutes_are_settled_in_bounded_work_and_counted__R_D1(policy, 
     assert len(result.fire) + len(result.skipped) + result.more_skipped == total
     assert result.first_skipped == T0
     newest_first_fired = result.fire[0]
-    assert result.skipped[-1].slot == newest_first_fired - MINUTE
+    assert result.skipped[-1].fire_time == newest_first_fired - MINUTE
     assert result.next_fire_at == now - timedelta(seconds=2) + MINUTE
 
 

@@ -211,7 +211,7 @@ def test_slots_too_many_to_name_leave_one_trace_of_all__R_D1(rows: Rows) -> None
     ScheduleReconciler().settle_due()
     found = slots(rows)
     assert found[0]["fire_at"] == first
-    assert "slots from this one on" in found[0]["reason"]
+    assert "fire times from this one on" in found[0]["reason"]
     assert len(found) < 300
 
 

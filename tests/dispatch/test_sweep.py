@@ -110,7 +110,7 @@ def test_the_offers_of_a_backlog_are_bounded_by_what_the_queue_can_take__R_D5(
 ) -> None:
     new_job(rows, "orders", "allow")
     stored = waiting_runs(rows, 100)
-    recorder.slots, recorder.queued = 8, 6
+    recorder.executors, recorder.queued = 8, 6
     do(swept)
     first = recorder.take()
     assert len(first) == 10
@@ -152,7 +152,7 @@ def test_higher_priorities_are_offered_first__R_C3(
     new_job(rows, "urgent", "allow", priority=9)
     waiting_runs(rows, 40)
     high = waiting_runs(rows, 2, "urgent")
-    recorder.slots = 2
+    recorder.executors = 2
     do(swept)
     assert recorder.take()[:2] == high
 
