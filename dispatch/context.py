@@ -34,6 +34,9 @@ class RunStopped(BaseException):
         self.reason = reason
 
 
+STORED_KEYS = ("retry", "timeout", "overlap", "concurrency", "queue", "priority")
+"""The keys of every job's stored definition, whatever its handler; the rest is the handler's."""
+
 HANDLER_CODES = ("handler_error", "permanent", "source_error", "sink_error", "verify_failed")
 """The error codes that a handler may give its failure; the others say what the system found."""
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from dispatch.context import STORED_KEYS
 from dispatch.definitions.documents import Path, Report
 from dispatch.definitions.fields import Fields, check_name
 from dispatch.definitions.scheduledefinition import ScheduleDefinition, parse_schedule
@@ -17,8 +18,6 @@ from dispatch.handlers import REPLICATE
 from dispatch.policy import DEFAULT_BACKOFF_SECONDS, DESTRUCTIVE_MODE
 from dispatch.ports import DEFAULT_QUEUE
 
-STORED_KEYS = ("retry", "timeout", "overlap", "concurrency", "queue", "priority")
-"""The keys of every stored definition, whatever its handler."""
 COMMON_KEYS = (*STORED_KEYS, "schedules", "enabled", "paused")
 HANDLER_KEYS = ("handler", "params", "source", "sink", *COMMON_KEYS)
 _SIDE_KEYS = {

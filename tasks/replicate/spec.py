@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
+from dispatch.context import STORED_KEYS
 from dispatch.durations import parse_duration
 from tasks.replicate.names import matching, split_name
 from tasks.replicate.shapes import Problem
@@ -183,9 +184,10 @@ class ReplicationSpec(_Strict):
     def parse(cls, definition: Mapping[str, Any]) -> ReplicationSpec:
         """Read a job's definition, also a stored one; raises SpecError with every mistake in it.
 
-        What is not replication's own is passed by: it is every job's, and checked elsewhere.
+        STORED_KEYS are passed by: they are every job's, and checked elsewhere. Any other key that
+        is not known is a mistake: a newer version may have stored an option that changes the work.
         """
-        own = {key: value for key, value in definition.items() if key in cls.model_fields}
+        own = {key: value for key, value in definition.items() if key not in STORED_KEYS}
         try:
             spec = cls.model_validate(own)
         except ValidationError as error:
@@ -343,8 +345,7 @@ def _problem(error: Any) -> Problem:
         }
         return Problem(key, f"is missing; {ways.get(key, 'name the datasource')}")
     if kind == "extra_forbidden":
-        # Only under a side: what else the job may have beside it is not looked at here.
-        known = _SIDES[location[0]].model_fields
+        known = (_SIDES[location[0]] if len(location) > 1 else ReplicationSpec).model_fields
         close = difflib.get_close_matches(str(location[-1]), known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         return Problem(key, f"is no key of a replication job{hint}")

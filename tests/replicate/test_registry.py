@@ -179,6 +179,13 @@ def test_a_lag_that_cannot_be_is_a_mistake_of_the_definition(lag: Any) -> None:
     assert [problem.key for problem in caught.value.problems] == ["lag"]
 
 
+def test_a_stored_option_that_a_newer_version_knows_is_not_passed_by() -> None:
+    stored = definition({"table": "t"}, {"table": "t"}, "complete", queue="q", priority=5, retry={})
+    assert ReplicationSpec.parse(stored).mode == "complete"
+    with pytest.raises(SpecError, match="masking: is no key of a replication job"):
+        ReplicationSpec.parse({**stored, "masking": {"email": "hash"}})
+
+
 def test_the_watermarks_bound_is_stated__R_F3() -> None:
     spec = ReplicationSpec.parse(
         definition({"table": "t"}, {"table": "t"}, "incremental", watermark="at", lag="90s")
