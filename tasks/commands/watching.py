@@ -94,7 +94,7 @@ def _follow(out: Output, root: UUID, bar: Progress) -> tuple[Run, list[Run]]:
                 out.say(f"attempt {last['attempt']}: {last['id']}", "yellow")
             told = last["id"]
             _show(bar, shown, last, children)
-            patience.look(last)
+            patience.look(_waiting(last, children))
             if ended and all(child["status"] in _ENDED for child in children):
                 return last, children
         time.sleep(nap)
@@ -113,17 +113,27 @@ class _Patience:
         self._nap = nap
         self._due = time.monotonic() + nap
 
-    def look(self, last: Run) -> None:
-        if last["status"] != JobRunStatus.PENDING:
+    def look(self, waiting: Run | None) -> None:
+        if waiting is None:
             self._again()
             return
         if time.monotonic() < self._due:
             return
-        text = waits.why(last["id"])
+        text = waits.why(waiting["id"])
+        if text is not None and waiting["parent_run_id"] is not None:
+            text = f"{waiting['job_name']}: {text}"
         if text is not None and text != self._told:
             self._out.warn(text)
             self._told = text
         self._again(min(LONGEST_WAIT_SECONDS, self._nap * 2))
+
+
+def _waiting(last: Run, children: list[Run]) -> Run | None:
+    """The run that the watcher waits for in vain: the last attempt, or a child where none works."""
+    left = [run for run in (last, *children) if run["status"] not in _ENDED]
+    if any(run["status"] != JobRunStatus.PENDING for run in left):
+        return None
+    return next(iter(left), None)
 
 
 def _show(bar: Progress, shown: Any, last: Run, children: list[Run]) -> None:

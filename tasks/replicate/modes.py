@@ -293,7 +293,7 @@ class Replication:
         kept, self._kept = self._kept, True
         try:
             sink.commit()
-        except CommitUnknown:
+        except CommitUnknown as lost:
             if self.context.stop_reason is not None:
                 self.context.sink_indeterminate(COMMITTING + may)
                 raise RunStopped(self.context.stop_reason) from None
@@ -301,7 +301,7 @@ class Replication:
                 self._kept = kept
                 self.context.sink_indeterminate(undone)
                 raise SinkError(
-                    "the sink broke while it committed, and nothing of it remained"
+                    f"the sink broke while it committed, and nothing of it remained: {lost}"
                 ) from None
         except (SinkError, Fenced):
             self._kept = kept

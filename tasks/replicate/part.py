@@ -84,9 +84,9 @@ class Work:
             raise
         try:
             sink.commit()
-        except CommitUnknown:
+        except CommitUnknown as lost:
             if not settled(sink, load, self._check):
-                raise SinkError("the sink broke while a part committed") from None
+                raise SinkError(f"the sink broke while a part committed: {lost}") from None
         return written
 
     def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -260,3 +260,65 @@ def test_a_lock_that_is_not_let_go_says_what_to_do(
         pytest.raises(SinkError, match=r"\.claimcheck_lock was locked for 0\.1 s.* frozen"),
     ):
         sink.begin(load)
+
+
+@pytest.mark.parametrize(
+    "record",
+    ["[1]", "5", "null", '"abc"', '{"job": 5}', '{"job": {"0": "x"}}', "[]", "[" * 100_000, "{"],
+)
+def test_a_record_that_is_none_is_refused_with_the_way_out(folder: Path, record: str) -> None:
+    (folder / fence.RECORD).write_text(record)
+    config = {"path": str(folder), "format": "csv"}
+    load = load_of(config, "one")
+    with Files().sink(config) as sink, pytest.raises(SinkError, match="remove it when no") as found:
+        sink.begin(load)
+    assert found.value.permanent
+    assert (folder / "one.csv").read_text() == "a\nold\n"
+
+
+def test_what_a_killed_process_was_to_make_is_removed_in_time(folder: Path) -> None:
+    config = {"path": str(folder), "format": "csv"}
+    load = load_of(config, "one")
+    old, young = (folder / f".claimcheck_create.{number}.x.one.csv" for number in (1, 2))
+    for path in (old, young):
+        path.touch()
+    os.utime(old, (time.time() - 2 * file_sink.MADE_SECONDS,) * 2)
+    with Files().sink(config) as sink:
+        sink.stage(load)
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_a_folder_that_cannot_be_synced_holds_the_file_all_the_same(
+    source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = file_sink._sync
+
+    def unable(path: Path) -> None:
+        if path == folder:
+            raise OSError(22, "Invalid argument")
+        whole(path)
+
+    monkeypatch.setattr(file_sink, "_sync", unable)
+    job(source, folder, "one", "complete").run()
+    assert lines(folder, "one") == ROWS
+
+
+def test_a_commit_that_came_to_nothing_says_why(
+    source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.replace
+
+    def broken(path: Path, target: Path) -> Path:
+        if target == folder / "one.csv":
+            raise PermissionError(1, "Operation not permitted")
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "replace", broken)
+    with pytest.raises(SinkError, match=r"nothing of it remained: .*one\.csv: Operation not perm"):
+        job(source, folder, "one", "complete-atomic").run()
+
+
+def test_a_link_to_itself_is_no_table(source: Path, folder: Path) -> None:
+    (folder / "loop.csv").symlink_to(folder / "loop.csv")
+    with pytest.raises(SinkError, match="is a link that leads to itself"):
+        job(source, folder, "loop", "complete").run()

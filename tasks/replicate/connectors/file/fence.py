@@ -110,10 +110,12 @@ class Fence:
             found = json.loads(self._record.read_bytes())
         except FileNotFoundError:
             return {}
-        except ValueError:
+        except (ValueError, RecursionError):
+            found = None
+        if not _is_record(found):
             raise SinkError(
                 f"{self._record} cannot be read; remove it when no job writes here", permanent=True
-            ) from None
+            )
         return dict(found)
 
     def _write(self, everything: dict[str, Any]) -> None:
@@ -123,6 +125,20 @@ class Fence:
             file.flush()
             os.fsync(file.fileno())
         replacement.replace(self._record)
+
+
+def _is_record(found: Any) -> bool:
+    """Whether this can be what :class:`Fence` has written."""
+    return isinstance(found, dict) and all(
+        isinstance(entry, dict)
+        and isinstance(entry.get("0", 0), int)
+        and all(
+            isinstance(put, dict) and "fence" in put and "state" in put
+            for step, put in entry.items()
+            if step.startswith("put ")
+        )
+        for entry in found.values()
+    )
 
 
 def _state(path: Path) -> list[int] | None:

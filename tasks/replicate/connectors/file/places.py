@@ -111,7 +111,10 @@ class Place:
 
 def _real(path: Path) -> Path:
     """The file behind a symbolic link: that is what is replaced."""
-    return path.resolve() if path.is_symlink() else path
+    try:
+        return path.resolve() if path.is_symlink() else path
+    except RuntimeError:
+        raise NoTable(f"{path} is a link that leads to itself") from None
 
 
 def trouble(error: OSError, path: Path) -> str:

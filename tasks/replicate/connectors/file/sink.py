@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +28,14 @@ from tasks.replicate.connector import (
     SinkError,
     TableName,
 )
-from tasks.replicate.connectors.file.fence import Fence
+from tasks.replicate.connectors.file.fence import LOCK, RECORD, Fence
 from tasks.replicate.connectors.file.formats import BadFile, BadValue, cell_of_text
 from tasks.replicate.connectors.file.places import NoTable, Place, State, identity, state, trouble
 
 # Staging, and what a commit will put in the target's place: by job, fence and run.
+_MADE = ".claimcheck_create."
+MADE_SECONDS = 3600.0
+"""From this age on a file that was to be made is of a process that was killed: it takes moments."""
 _HIDDEN = re.compile(r"\.claimcheck_(?:stage|new)\.([0-9A-Za-z]+)\.(\d+)\.[0-9A-Za-z]+\.")
 PAGE = 5000
 UNCREATE_SECONDS = 1.0
@@ -122,7 +127,12 @@ class FileSink(Sink):
                 f"{path.parent} must be writable for this worker (a new file is written beside the "
                 "old one): change its permissions"
             ]
-        return []
+        return [
+            f"{other} belongs to another account's jobs and must be writable for this worker: "
+            "let one account write the folder, or change its permissions"
+            for other in (path.with_name(LOCK), path.with_name(RECORD))
+            if other.exists() and not os.access(other, os.R_OK | os.W_OK)
+        ]
 
     def create(
         self, table: TableName, columns: Sequence[Column], key: Sequence[str], dialect: str
@@ -133,7 +143,7 @@ class FileSink(Sink):
             if path in self._blank:
                 self._created[path] = self._relation(path, made)
                 return
-            beside = path.with_name(f".claimcheck_create.{os.getpid()}.{id(self):x}.{path.name}")
+            beside = path.with_name(f"{_MADE}{os.getpid()}.{id(self):x}.{path.name}")
             try:
                 format_.create(beside, made)
                 with Fence(path).locked(self._check):
@@ -177,7 +187,7 @@ class FileSink(Sink):
                 _keep_mode(path, new)
                 try:
                     new.replace(path)
-                    _sync(path.parent)
+                    _sync_folder(path.parent)
                 except OSError as error:
                     raise CommitUnknown(f"sink: {trouble(error, path)}") from None
         self._new = self._load = None
@@ -193,7 +203,7 @@ class FileSink(Sink):
         with self._errors(load.table) as path:
             settled = Fence(path).settled(load, self._check)
             if settled:
-                _sync(path.parent)
+                _sync_folder(path.parent)
         self.rollback()
         return settled
 
@@ -214,7 +224,8 @@ class FileSink(Sink):
         """Remove what older attempts of this job left behind when they were killed."""
         for other in self._place.target(load.table).parent.iterdir():
             found = _HIDDEN.match(other.name)
-            if found and found[1] == _plain(load.scope) and int(found[2]) < load.fence:
+            older = found and found[1] == _plain(load.scope) and int(found[2]) < load.fence
+            if older or (other.name.startswith(_MADE) and _age(other) > MADE_SECONDS):
                 other.unlink(missing_ok=True)
 
     def unstage(self, load: Load) -> None:
@@ -311,6 +322,23 @@ def _keep_mode(old: Path, new: Path) -> None:
     """The permissions of the file that is replaced; a first file has those of any new one."""
     with contextlib.suppress(FileNotFoundError):
         new.chmod(stat.S_IMODE(old.stat().st_mode))
+
+
+def _age(path: Path) -> float:
+    """Seconds since it was written, by the clock of this machine; 0 where it is gone."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _sync_folder(path: Path) -> None:
+    try:
+        _sync(path)
+    except OSError as error:
+        # Some network file systems do not sync folders.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
 
 
 def _sync(path: Path) -> None:
