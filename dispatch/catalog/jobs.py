@@ -15,7 +15,13 @@ from dispatch import audit, catalog
 from dispatch.catalog import history, jobschedules
 from dispatch.catalog.changes import Change, Difference, audited, differences
 from dispatch.definitions import bind, check_limits, texts
-from dispatch.definitions.documents import UNSTORABLE, DefinitionError, Report, is_storable
+from dispatch.definitions.documents import (
+    UNSTORABLE,
+    DefinitionError,
+    Problem,
+    Report,
+    is_storable,
+)
 from dispatch.definitions.jobdefinition import (
     Connectors,
     JobDefinition,
@@ -143,6 +149,10 @@ def edit(
     where nothing changes. Raises UnknownJob, and DefinitionError with every mistake.
     """
     stored = catalog.job(session, name)
+    if stored.parent_job_id is not None:
+        parent = session.get_one(Job, stored.parent_job_id).name
+        what = f"is written by {parent}, whose next run would undo an edit: edit that job"
+        raise DefinitionError([Problem(("jobs", name), what)])
     catalog.lock(session, Job, [stored.id])
     wanted = _checked(session, connectors, name, _merged(as_file(stored), raw))
     change = difference(stored, wanted, catalog.datasource_names(session))
@@ -244,21 +254,31 @@ def _refuse_active(name: str, active: Sequence[Any]) -> None:
 
 
 def reset_watermark(session: Session, name: str, *, actor: str) -> Change | None:
-    """Forget how far a job has read, so that its next run reads everything (R-F3).
+    """Forget how far a job and its child jobs have read, so that the next runs read everything
+    (R-F3).
 
     A run that is at work does not set it again. None where there is neither a watermark nor a run
     that could set one. Raises UnknownJob.
     """
-    stored = catalog.job(session, name)
-    catalog.lock(session, Job, [stored.id])
-    before = stored.watermark
-    at_work = [run for run in history.active_runs(session, [stored.id]) if run.status != "PENDING"]
-    if before is None and not at_work:
+    parent = catalog.job(session, name)
+    family = catalog.with_children(session, parent)
+    catalog.lock(session, Job, [found.id for found in family])
+    active = history.active_runs(session, [found.id for found in family])
+    at_work = [run for run in active if run.status != "PENDING"]
+    working = {run.job_name for run in at_work}
+    changed = [found for found in family if found.watermark is not None or found.name in working]
+    if not changed:
         return None
-    forget_watermark(session, stored, actor=actor)
-    changed = () if before is None else (Difference("watermark", before, None),)
-    note = f"run {at_work[0].id} is at work, and sets no watermark any more" if at_work else None
-    return Change("edit", "job", name, changed, note)
+    before = parent.watermark
+    for found in changed:
+        forget_watermark(session, found, actor=actor)
+    notes = []
+    if children := [found for found in changed if found is not parent]:
+        notes.append(f"the watermark of {len(children)} of its child jobs is reset")
+    if at_work:
+        notes.append(f"run {at_work[0].id} is at work, and sets no watermark any more")
+    differences = () if before is None else (Difference("watermark", before, None),)
+    return Change("edit", "job", name, differences, "; ".join(notes) or None)
 
 
 def forget_watermark(

@@ -102,7 +102,9 @@ def edit(
     raw = _raw(given, options, clear)
     control.require_database()
     with catalog.editing() as session:
-        change = jobs.edit(session, CONNECTORS, name, raw, actor=console.actor())
+        change = None
+        if raw or not reset_watermark:
+            change = jobs.edit(session, CONNECTORS, name, raw, actor=console.actor())
         if reset_watermark:
             change = jobs.reset_watermark(session, name, actor=console.actor()) or change
     changes.tell(out, change, f"changed job {name}")

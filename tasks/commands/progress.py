@@ -28,7 +28,8 @@ def told(
 ) -> str:
     """``24 %, 12,000 / ~50,000 rows, 3.4 MB, reading``; ``~`` says that it is an estimate.
 
-    What is not known is left out; without anything else the phase is told.
+    What is not known is left out. Without ``with_phase`` the phase stands in the place of the
+    bytes, where it tells why rows and percent stand still.
     """
     progress = run["progress"] or {}
     done, total = progress.get("done"), progress.get("total")
@@ -44,8 +45,9 @@ def told(
         parts.append(f"{done or 0:,} / {about}{total:,}{rows}")
     elif done or (share == 100 and done is not None):
         parts.append(f"{done:,}{rows}")
-    if progress.get("bytes"):
+    standing = phase is not None and phase != "reading"
+    if progress.get("bytes") and (with_phase or not standing):
         parts.append(decimal(progress["bytes"]))
-    if phase and (with_phase or not parts):
+    if phase and (with_phase or standing or not parts):
         parts.append(phase)
     return gap.join(parts)

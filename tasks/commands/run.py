@@ -196,7 +196,7 @@ def show(out: Output, run_id: UUID | str) -> None:
             if attempt["error_code"] and attempt["id"] != first["id"]:
                 out.say(f"attempt {attempt['attempt']}: {runs.failure(attempt)}")
     if children:
-        out.say(f"\n{children['count']} child runs", "bold")
+        out.say(f"\n{runs.together(children)}", "bold")
         out.table(
             ["job", "id", "status", "took", "rows", "error"],
             [
@@ -213,6 +213,8 @@ def show(out: Output, run_id: UUID | str) -> None:
             "",
             ("took", "rows", "error"),
         )
+        for text in runs.failures(children):
+            out.say(text)
 
 
 @run.command()

@@ -18,6 +18,8 @@ from dispatch.lifecycle import JobRunStatus
 from tasks.commands import progress, waits
 from tasks.commands.tables import shown
 
+MOST_FAILURES = 5
+"""How many failed children are told with their reasons."""
 EXIT_STATUS = {
     JobRunStatus.SUCCEEDED: 0,
     JobRunStatus.FAILED: 1,
@@ -126,16 +128,38 @@ def what_next(run: Run, lineage: Sequence[Run], broken: Sequence[Break] = ()) ->
 
 
 def summed_up(children: Sequence[Run]) -> dict[str, Any]:
-    """How the child runs of a pattern job stand, together and one by one."""
+    """How the child runs of a pattern job stand, together and one by one.
+
+    Rows are summed up of those that succeeded: what others have read is not at the sink.
+    """
+    arrived = [run["rows_processed"] or 0 for run in children if run["status"] == "SUCCEEDED"]
     by_status: dict[str, int] = {}
     for child in children:
         by_status[child["status"]] = by_status.get(child["status"], 0) + 1
     return {
         "count": len(children),
         "by_status": by_status,
-        "rows_processed": sum(child["rows_processed"] or 0 for child in children),
+        "rows_processed": sum(arrived),
         "runs": [as_json(child) for child in children],
     }
+
+
+def together(children: Mapping[str, Any]) -> str:
+    """``5 child runs: 4 SUCCEEDED, 1 FAILED, 71,500 rows``, of what `summed_up` found."""
+    stand = ", ".join(f"{count} {status}" for status, count in children["by_status"].items())
+    runs = "child run" if children["count"] == 1 else "child runs"
+    return f"{children['count']} {runs}: {stand}, {children['rows_processed']:,} rows"
+
+
+def failures(children: Mapping[str, Any]) -> list[str]:
+    """Why children failed, at most MOST_FAILURES of them, and how to try one again."""
+    failed = [run for run in children["runs"] if run["status"] == "FAILED"]
+    found = [f"{run['job']} FAILED: {failure(run)}" for run in failed[:MOST_FAILURES]]
+    if len(failed) > MOST_FAILURES:
+        found.append(f"and {len(failed) - MOST_FAILURES} more")
+    if failed:
+        found.append(f"try one again with: celery -A tasks run retry {failed[0]['id']}")
+    return found
 
 
 def failure(run: Run) -> str:

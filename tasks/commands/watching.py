@@ -25,7 +25,16 @@ from db.runs import JobRunRepository, Run
 from dispatch.lifecycle import JobRunStatus
 from tasks.commands import progress, waits
 from tasks.commands.console import Output
-from tasks.commands.runs import EXIT_STATUS, as_json, failure, named, summed_up, warnings
+from tasks.commands.runs import (
+    EXIT_STATUS,
+    as_json,
+    failure,
+    failures,
+    named,
+    summed_up,
+    together,
+    warnings,
+)
 
 FIRST_NAP_SECONDS = 0.05
 LONGEST_NAP_SECONDS = 0.5
@@ -141,7 +150,7 @@ def _show(bar: Progress, shown: Any, last: Run, children: list[Run]) -> None:
         ended = sum(child["status"] in _ENDED for child in children)
         bar.update(
             shown,
-            description=f"{last['job_name']} {ended} of {len(children)} tables",
+            description=f"{last['job_name']} {ended} of {len(children)} child runs",
             completed=ended,
             total=len(children),
             run=None,
@@ -193,7 +202,8 @@ def _tell_end(out: Output, last: Run, children: list[Run]) -> None:
     status = JobRunStatus(last["status"])
     text = f"{last['job_name']} {status} after {took(last) or '0 s'}"
     if last["rows_processed"] is not None:
-        text += f", {last['rows_processed']:,} rows"
+        read = "" if status == JobRunStatus.SUCCEEDED else " read"
+        text += f", {last['rows_processed']:,} rows{read}"
     out.say(text, STYLES[status])
     if last["error_code"]:
         out.say(failure(last), "red")
@@ -201,8 +211,9 @@ def _tell_end(out: Output, last: Run, children: list[Run]) -> None:
         out.say(last["cancellation_warning"], "yellow")
     if children:
         found = summed_up(children)
-        stands = ", ".join(f"{count} {status}" for status, count in found["by_status"].items())
-        out.say(f"{found['count']} tables: {stands}, {found['rows_processed']:,} rows")
+        out.say(together(found))
+        for text in failures(found):
+            out.say(text, "red")
     _tell_warnings(out, last, children)
 
 

@@ -267,9 +267,16 @@ class Replication:
             self.context.sink_indeterminate(UNFINISHED)
         finally:
             if (left := sink.unstage(load)) is not None:
-                self._warn(f"{left} is left for a later run to drop: another session holds it")
+                self._leave(left)
         self._finish(sink, load)
         return counts
+
+    def _leave(self, staging: str) -> None:
+        """Say that a staging table stays: another session holds it, or a stop broke ours."""
+        text = f"{staging} is left for a later run to drop"
+        self._warn(text)
+        before = self.context.warning or "the sink holds its old content"
+        self.context.sink_indeterminate(f"{before}; {text}")
 
     @contextlib.contextmanager
     def _transaction(

@@ -12,6 +12,10 @@ from tasks.replicate.ends import opened
 from tasks.replicate.names import join_name, matching, session_name, split_name
 from tasks.replicate.spec import ReplicationSpec
 
+_SCHEMAS = {
+    False: "and a name without a schema matches in all of them",
+    True: "and tables have no schema or database before their name here",
+}
 MOST_NAMED = 5
 """How many tables or jobs one message names."""
 
@@ -26,11 +30,12 @@ def run(context: RunContext, spec: ReplicationSpec, connector: Connector) -> Out
     config = context.source.config
     name = session_name(str(context.job_id), context.fence)
     with opened(context, lambda: connector.source(config, name=name)) as source:
-        found = matching(source.tables(), spec.tables)
+        tables = source.tables()
+    found = matching(tables, spec.tables)
     if not found:
         raise HandlerFailure(
             f"no table of the source matches {', '.join(spec.tables)}; patterns are literal: "
-            "case counts, and a name without a schema matches in all of them",
+            f"case counts, {_SCHEMAS[bool(tables) and all(len(table) == 1 for table in tables)]}",
             code="source_error",
             permanent=True,
         )

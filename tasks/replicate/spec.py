@@ -285,11 +285,15 @@ def _contradictions(spec: ReplicationSpec) -> list[Problem]:
         problem("atomic", f"is only for mode complete-atomic, and this is {spec.mode}")
     if spec.sink.staging_schema is not None:
         if spec.mode == "complete":
-            problem("sink.staging_schema", "does nothing in mode complete, which stages no rows")
+            problem(
+                "sink.staging_schema",
+                "does nothing in mode complete, which stages no rows: leave it out",
+            )
         if spec.atomic == "rename":
             problem(
                 "sink.staging_schema",
-                "does nothing with atomic: rename, whose new table is made beside the old one",
+                "does nothing with atomic: rename, whose new table is made beside the old one; "
+                "leave it out",
             )
     if isinstance(spec.sink.columns, tuple) and columns is not None:
         ours, theirs = len(columns), len(spec.sink.columns)
@@ -347,8 +351,8 @@ def _problem(error: Any) -> Problem:
     if kind == "extra_forbidden":
         known = (_SIDES[location[0]] if len(location) > 1 else ReplicationSpec).model_fields
         close = difflib.get_close_matches(str(location[-1]), known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        return Problem(key, f"is no key of a replication job{hint}")
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+        return Problem(key, f"is no key of a replication job; {hint}")
     if kind == "literal_error":
         return Problem(key, f"must be {context['expected']}")
     if kind == "value_error":

@@ -104,7 +104,8 @@ def test_a_stop_while_the_sink_commits_says_what_it_may_hold__R_F4(
     with pytest.raises(RunStopped):
         modes.run(context)
     assert not losing.asked
-    assert context.warning == f"the run was stopped while the sink committed: {MAY[mode, step]}"
+    said = f"the run was stopped while the sink committed: {MAY[mode, step]}"
+    assert (context.warning or "").startswith(said)
 
 
 def test_a_part_asks_until_the_server_answers_too__R_F5(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ jobs:
     answer = cli("apply", file, U=url).failed()
     for says in (
         "line 5: jobs.orders.source.timeout: belongs to the job itself: write timeout: beside",
-        "line 5: jobs.orders.source.description: is no key of a replication job\n",
+        "line 5: jobs.orders.source.description: is no key of a replication job; there are",
         "line 5: jobs.orders.source.name: is no key of a replication job",
         "line 5: jobs.orders.source.verfy: is no key of a replication job",
         "line 6: jobs.orders.sink.paused: belongs to the job itself: write paused: true beside",
@@ -461,6 +461,25 @@ def test_a_watermark_is_reset_on_demand(cli: Cli, rows: Callable[..., Any]) -> N
     assert rows("select watermark, watermark_type from job") == [
         {"watermark": None, "watermark_type": None}
     ]
+
+
+def test_the_watermark_of_a_child_is_reset_by_itself_or_with_all_of_its_pattern(
+    cli: Cli, rows: Callable[..., Any]
+) -> None:
+    for name in ("all", "a", "b"):
+        cli("job", "add", name, "--handler", "report").done()
+    rows(
+        "update job set watermark = '7', watermark_type = 'bigint', name = 'all/' || name,"
+        " parent_job_id = (select id from job where name = 'all') where name <> 'all'"
+    )
+    marks = "select name, watermark from job where name <> 'all' order by name"
+    cli("job", "edit", "all/a", "--reset-watermark").done()
+    assert [row["watermark"] for row in rows(marks)] == [None, "7"]
+    done = cli("job", "edit", "all", "--reset-watermark").done()
+    assert "the watermark of 1 of its child jobs is reset" in done.stdout + done.stderr
+    assert [row["watermark"] for row in rows(marks)] == [None, None]
+    edited = cli("job", "edit", "all/a", "--priority", "3").failed()
+    assert "is written by all, whose next run would undo an edit: edit that job" in edited.stderr
 
 
 # schedule

@@ -242,9 +242,10 @@ def test_watching_a_pattern_job_sums_its_children_up(cli: Cli, started: Any, row
     answer = cli("run", "watch", parent, "--json").failed(1)
     assert answer.json["status"] == "SUCCEEDED"
     assert answer.json["children"]["by_status"] == {"SUCCEEDED": 1, "FAILED": 1, "CANCELLED": 1}
-    assert answer.json["children"]["rows_processed"] == 30
+    # Of those that succeeded: what the others have read is not at the sink.
+    assert answer.json["children"]["rows_processed"] == 10
     assert "3 child runs" in cli("run", "show", parent).done().stdout
-    assert "3 tables" in cli("run", "watch", parent).failed(1).stdout
+    assert "3 child runs" in cli("run", "watch", parent).failed(1).stdout
 
 
 def test_children_of_every_attempt_are_counted(cli: Cli, started: Any, rows: Any) -> None:

@@ -71,7 +71,7 @@ def test_the_progress_bar_stays_on_its_line(width: int) -> None:
         file=io.StringIO(), width=width, force_terminal=True, color_system=None
     )
     progress = {"done": 12_000_000, "total": 100_000_000, "total_is_estimate": True,
-                "bytes": 1_234_567_890, "phase": "loading"}  # fmt: skip
+                "bytes": 1_234_567_890, "phase": "reading"}  # fmt: skip
     run = {"job_name": "flights", "status": "RUNNING", "rows_processed": None, "progress": progress}
     bar = watching._bar(output)
     shown = bar.add_task("", total=None, run=None, visible=False)
@@ -81,7 +81,12 @@ def test_the_progress_bar_stays_on_its_line(width: int) -> None:
     frame = printed(width, lambda at: at.print(bar.get_renderable()))
     assert len([line for line in frame if line.strip()]) == 1
     assert "12 %  12,000,000 / ~100,000,000  1.2 GB" in frame[0]
-    assert ("loading" in frame[0]) == (width == 120)
+    assert ("reading" in frame[0]) == (width == 120)
+    verifying = {**run, "progress": {**progress, "phase": "verifying"}}
+    watching._show(bar, shown, verifying, [])
+    frame = printed(width, lambda at: at.print(bar.get_renderable()))
+    assert len([line for line in frame if line.strip()]) == 1
+    assert "verifying" in frame[0]
     first = {**run, "progress": {"done": 0, "total_is_estimate": False, "phase": "connecting"}}
     watching._show(bar, shown, first, [])
     frame = printed(width, lambda at: at.print(bar.get_renderable()))

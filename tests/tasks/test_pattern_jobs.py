@@ -10,6 +10,8 @@ from commands_support import Cli
 from commands_support import cli as cli
 from psycopg.conninfo import conninfo_to_dict
 
+from tasks.commands import watching
+
 
 @pytest.fixture
 def definitions(cli: Cli, database: str, rows: Any, tmp_path: Path) -> None:
@@ -57,6 +59,12 @@ def test_one_table_that_fails_stops_no_other_and_all_are_summed_up(
             assert found["children"]["by_status"] == {"SUCCEEDED": 2, "FAILED": 1}
             assert found["children"]["rows_processed"] == 3
         told = {child["job"]: child for child in shown["children"]["runs"]}
+        for command in ("watch", "show"):
+            text = cli("run", command, run.id)
+            words = " ".join((text.stdout + text.stderr).split())
+            assert "3 child runs: 2 SUCCEEDED, 1 FAILED, 3 rows" in words
+            assert "all/shop.c FAILED: sink_error: " in words
+            assert f"celery -A tasks run retry {told['all/shop.c']['id']}" in words
         assert [told[f"all/shop.{table}"]["committed_watermark"] for table in "abc"] == [
             "1",
             "2",
@@ -87,6 +95,19 @@ def test_one_table_that_fails_stops_no_other_and_all_are_summed_up(
                  (select count(*) from landing.c) as c"""
         )
         assert landed == [{"a": 1, "b": 3, "c": 3}]
+
+
+def test_whoever_waits_for_children_is_told_of_one_that_may_not_start() -> None:
+    ended, paused, works = (
+        {"status": status, "id": status} for status in ("SUCCEEDED", "PENDING", "RUNNING")
+    )
+    waiting = watching._waiting
+    assert waiting(paused, []) is paused
+    assert waiting(works, []) is None
+    assert waiting(ended, []) is None
+    assert waiting(ended, [ended, paused]) is paused
+    # While others work, it waits for them.
+    assert waiting(ended, [paused, works]) is None
 
 
 @pytest.mark.usefixtures("definitions")

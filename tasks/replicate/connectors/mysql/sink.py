@@ -204,9 +204,9 @@ class MySQLSink(Sink):
     def unstage(self, load: Load) -> str | None:
         with contextlib.suppress(SinkError):
             self._session.rollback()
-            if not staging.drop(self._session, load):
-                return staging.name(load)
-        return None
+            if staging.drop(self._session, load):
+                return None
+        return staging.name(load)
 
     def write(self, load: Load, batches: Iterable[Batch], *, staging: bool) -> int:
         place = _stage(load) if staging else target(load)

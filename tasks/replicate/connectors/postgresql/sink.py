@@ -186,9 +186,9 @@ class PostgreSQLSink(Sink):
 
     def unstage(self, load: Load) -> str | None:
         with contextlib.suppress(psycopg.Error):
-            if not self._connection.closed and not staging.drop(self._connection, load):
-                return join_name((staging.schema(load), staging.table_name(load)))
-        return None
+            if not self._connection.closed and staging.drop(self._connection, load):
+                return None
+        return join_name((staging.schema(load), staging.table_name(load)))
 
     def write(self, load: Load, batches: Iterable[Batch], *, staging: bool) -> int:
         target = _staging_name(load) if staging else _target(load)
