@@ -272,7 +272,7 @@ def reset_watermark(session: Session, name: str, *, actor: str) -> Change | None
     before = parent.watermark
     for found in changed:
         forget_watermark(session, found, actor=actor)
-    notes = []
+    notes = ["its next run reads everything again"] if parent in changed else []
     if children := [found for found in changed if found is not parent]:
         notes.append(f"the watermark of {len(children)} of its child jobs is reset")
     if at_work:

@@ -457,7 +457,8 @@ def test_a_job_with_an_active_run_stays__R_S3(cli: Cli) -> None:
 def test_a_watermark_is_reset_on_demand(cli: Cli, rows: Callable[..., Any]) -> None:
     cli("job", "add", "report", "--handler", "report").done()
     rows("update job set watermark = '7', watermark_type = 'bigint'")
-    cli("job", "edit", "report", "--reset-watermark").done()
+    done = cli("job", "edit", "report", "--reset-watermark").done()
+    assert "its next run reads everything again" in done.stdout + done.stderr
     assert rows("select watermark, watermark_type from job") == [
         {"watermark": None, "watermark_type": None}
     ]
