@@ -62,6 +62,18 @@ def lines(folder: Path, table: str) -> int:
     return len((folder / f"{table}.csv").read_text().splitlines()) - 1
 
 
+def refuse_to_replace(patch: pytest.MonkeyPatch, target: Path, error: OSError) -> None:
+    """Let nothing be put in the target's place."""
+    real = Path.replace
+
+    def refusing(path: Path, to: Path) -> Path:
+        if to == target:
+            raise error
+        return real(path, to)
+
+    patch.setattr(Path, "replace", refusing)
+
+
 @pytest.mark.parametrize("mode", ["complete", "complete-atomic"])
 def test_two_jobs_load_into_one_folder_at_once(
     source: Path, folder: Path, worker: Worker, mode: str
@@ -201,14 +213,7 @@ def test_an_error_before_the_file_was_replaced_is_settled_as_nothing__R_F5(
         sink.truncate(load)
         with monkeypatch.context() as patch:
             patch.setattr(file_sink, "_keep_mode", lambda old, new: new.chmod(0o600))
-            real = Path.replace
-
-            def broken(path: Path, target: Path) -> Path:
-                if target == folder / "one.csv":
-                    raise OSError(5, "Input/output error")
-                return real(path, target)
-
-            patch.setattr(Path, "replace", broken)
+            refuse_to_replace(patch, folder / "one.csv", OSError(5, "Input/output error"))
             with pytest.raises(CommitUnknown):
                 sink.commit()
         assert sink.settle(load) is False
@@ -306,14 +311,9 @@ def test_a_folder_that_cannot_be_synced_holds_the_file_all_the_same(
 def test_a_commit_that_came_to_nothing_says_why(
     source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Path.replace
-
-    def broken(path: Path, target: Path) -> Path:
-        if target == folder / "one.csv":
-            raise PermissionError(1, "Operation not permitted")
-        return real(path, target)
-
-    monkeypatch.setattr(Path, "replace", broken)
+    refuse_to_replace(
+        monkeypatch, folder / "one.csv", PermissionError(1, "Operation not permitted")
+    )
     with pytest.raises(SinkError, match=r"nothing of it remained: .*one\.csv: Operation not perm"):
         job(source, folder, "one", "complete-atomic").run()
 
