@@ -20,7 +20,7 @@ from dispatch.context import RunContext, RunStopped
 from tasks.replicate import modes
 from tasks.replicate.connector import Fenced, Lane
 from tasks.replicate.connectors.postgresql import pairs, session
-from tasks.replicate.connectors.postgresql.copyout import copy_out
+from tasks.replicate.connectors.postgresql.copying import copy_out
 from tasks.replicate.connectors.postgresql.source import PostgreSQLSource
 
 Make = Callable[..., Job]

@@ -85,7 +85,8 @@ def _pair(source: Column, sink: Column) -> Fit:
     if (one, two) == ("date", "timestamp"):
         return Fit(ANY, read_as=_cast(sink))
     if (one, two) == ("jsonb", "json"):
-        return Fit(AS_TEXT, read_as="({})::text")
+        # The bits of json are its text's.
+        return Fit(ANY, read_as="({})::text")
     if (one, two) == ("json", "jsonb"):
         return refusal(source.type, sink.type, "jsonb drops doubled keys and the order of keys")
     if one == "numeric" and two in _INTEGERS:
@@ -148,7 +149,7 @@ def _into_characters(source: Column, sink: Column) -> Fit:
         test = f"length(({{0}})::text) <= {room or 1} and ({{0}})::text = rtrim(({{0}})::text, ' ')"
         return _guarded(test, long)
     if room is None and two in ("text", "varchar"):
-        return Fit(ANY if one in _CHARACTERS else AS_TEXT, read_as="({})::text")
+        return Fit(ANY, read_as="({})::text")
     room = room or 1
     if one in _CHARACTERS and wide is not None and wide <= room and two == "varchar":
         return Fit(ANY, read_as="({})::text")

@@ -43,6 +43,8 @@ _SETTINGS = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "standard_conforming_strings": "on",
+    # Nobody reads notices, of which a trigger may send one for each row.
+    "client_min_messages": "error",
     # Names of types are compared, and quoted only where they must be.
     "quote_all_identifiers": "off",
 }

@@ -36,6 +36,7 @@ from tasks.replicate.connectors.postgresql import (
     staging,
     texts,
 )
+from tasks.replicate.connectors.postgresql.copying import copy_in
 from tasks.replicate.connectors.postgresql.places import Places
 from tasks.replicate.connectors.postgresql.session import errors
 from tasks.replicate.fits import fit, refusal
@@ -201,19 +202,23 @@ class PostgreSQLSink(Sink):
         statement = formats.get(load.lane, text).format(target, columns)
         places = Places()
         try:
-            with errors(SinkError, self._config), self._connection.cursor() as cursor:
+            with errors(SinkError, self._config):
                 try:
-                    with cursor.copy(statement) as copy:
-                        for batch in places.noted(batches):
-                            # Few bytes are kept here, and do not show that the server is gone.
-                            self._check()
-                            for block in _blocks(batch, load):
-                                copy.write(block)
+                    blocks = self._blocks(load, places.noted(batches))
+                    return copy_in(self._connection, statement, blocks)
                 except psycopg.DataError as error:
                     raise places.explained(error, self._config) from None
-                return cursor.rowcount
         except SinkError as error:
             raise _explained(error, load) from None
+
+    def _blocks(self, load: Load, batches: Iterable[Batch]) -> Iterator[bytes]:
+        for batch in batches:
+            # Few bytes are kept here, and do not show that the server is gone.
+            self._check()
+            if isinstance(batch.data, bytes):
+                yield batch.data
+            else:
+                yield from copytext.blocks(batch, load.columns)
 
     def publish(self, load: Load) -> Counts:
         with errors(SinkError, self._config):
@@ -266,10 +271,6 @@ def _target(load: Load) -> sql.Identifier:
 
 def _staging_name(load: Load) -> sql.Identifier:
     return staging.name(load)
-
-
-def _blocks(batch: Batch, load: Load) -> Iterable[bytes]:
-    return (batch.data,) if isinstance(batch.data, bytes) else copytext.blocks(batch, load.columns)
 
 
 def _pages(connection: psycopg.Connection[Any], statement: sql.Composed) -> Iterator[Batch]:

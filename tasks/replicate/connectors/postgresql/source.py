@@ -26,7 +26,7 @@ from tasks.replicate.connector import (
     was_altered,
 )
 from tasks.replicate.connectors.postgresql import catalog, checksums, session, watermarks
-from tasks.replicate.connectors.postgresql.copyout import copy_out
+from tasks.replicate.connectors.postgresql.copying import copy_out
 from tasks.replicate.connectors.postgresql.session import errors, identifier
 from tasks.replicate.names import join_name
 
