@@ -5,7 +5,6 @@ Writing them is not here: each change of a run's state is one statement of its o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -85,24 +84,14 @@ class JobRunRepository:
         query = select(*_COLUMNS).order_by(JobRun.created_at.desc(), JobRun.id).limit(limit)
         return self._all(_filtered(query, wanted or Filter()))
 
-    def children(self, root_run_id: UUID) -> list[Run]:
-        """The last attempt of each run that a lineage enqueued, in any of its attempts, by job.
-
-        Where several attempts enqueued the same, one job with the same parameters, only what the
-        newest of them did counts: a retry by hand starts failed children anew.
-        """
-        attempts = {run["id"]: place for place, run in enumerate(self.lineage(root_run_id))}
+    def children(self, run_ids: Collection[UUID]) -> list[Run]:
+        """The last attempt of each run that these attempts enqueued, by job."""
         query = (
             select(*_COLUMNS)
-            .where(JobRun.parent_run_id.in_(list(attempts)))
+            .where(JobRun.parent_run_id.in_(run_ids))
             .order_by(JobRun.job_name, JobRun.id)
         )
-        found = self._all(_filtered(query, Filter(latest_only=True)))
-        newest: dict[tuple[str, str], int] = {}
-        for run in found:
-            place = attempts[run["parent_run_id"]]
-            newest[_work(run)] = max(place, newest.get(_work(run), 0))
-        return [run for run in found if attempts[run["parent_run_id"]] == newest[_work(run)]]
+        return self._all(_filtered(query, Filter(latest_only=True)))
 
     def claimed_inputs(self, run_id: UUID) -> Mapping[str, Any] | None:
         """What an attempt was claimed with: the job's snapshot, each side's key version."""
@@ -139,10 +128,6 @@ class JobRunRepository:
 
     def _all(self, query: Executable) -> list[Mapping[str, Any]]:
         return [dict(row) for row in self.connection.execute(query).mappings()]
-
-
-def _work(run: Run) -> tuple[str, str]:
-    return run["job_name"], json.dumps(run["params"], sort_keys=True)
 
 
 def _filtered(query: Select[Any], wanted: Filter) -> Select[Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
 from db import session, statements
+from db.runs import JobRunRepository, Run
 from db.statements import AnyConnection
 
 _RACES = 10
@@ -40,3 +42,21 @@ def outcome(run_id: UUID) -> Mapping[str, Any] | None:
     engine = session.engine().execution_options(isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         return statements.row(connection, _SQL["outcome"], {"run_id": str(run_id)})
+
+
+def children_of(runs: JobRunRepository, root_run_id: UUID) -> list[Run]:
+    """The last attempt of each run that a lineage enqueued, in any of its attempts, by job.
+
+    Where several attempts enqueued the same, one job with the same parameters, only what the
+    newest of them did counts: a retry by hand starts failed children anew (R-R8).
+    """
+    place = {run["id"]: number for number, run in enumerate(runs.lineage(root_run_id))}
+    found = runs.children(place.keys())
+    newest: dict[tuple[str, str], int] = {}
+    for run in found:
+        newest[_work(run)] = max(place[run["parent_run_id"]], newest.get(_work(run), 0))
+    return [run for run in found if place[run["parent_run_id"]] == newest[_work(run)]]
+
+
+def _work(run: Run) -> tuple[str, str]:
+    return run["job_name"], json.dumps(run["params"], sort_keys=True)

@@ -15,6 +15,7 @@ from dispatch import chains
 from dispatch.chains import Break
 from dispatch.errors import UnknownRun
 from dispatch.lifecycle import JobRunStatus
+from dispatch.lineage import children_of
 from tasks.commands import progress, waits
 from tasks.commands.tables import shown
 
@@ -102,7 +103,7 @@ def with_lineage(run_id: UUID) -> dict[str, Any]:
         inputs = runs.claimed_inputs(run["id"])
         found["inputs"] = None if inputs is None else _inputs(inputs)
         found["lineage"] = [as_json(attempt) for attempt in lineage]
-        children = runs.children(run["root_run_id"])
+        children = children_of(runs, run["root_run_id"])
         found["children"] = summed_up(children) if children else None
         broken = chains.breaks(connection, run["id"])
     # Behind the transaction: it may have to ask the workers.

@@ -23,6 +23,7 @@ from db import session
 from db.failures import is_connection_lost
 from db.runs import JobRunRepository, Run
 from dispatch.lifecycle import JobRunStatus
+from dispatch.lineage import children_of
 from tasks.commands import progress, waits
 from tasks.commands.console import Output
 from tasks.commands.runs import (
@@ -90,7 +91,7 @@ def _follow(out: Output, root: UUID, bar: Progress) -> tuple[Run, list[Run]]:
                 passed_on = told != last["id"] and last["previous_run_id"] is not None
                 before = runs.get(last["previous_run_id"]) if passed_on else None
                 ended = last["status"] in _ENDED
-                children = runs.children(root) if ended else []
+                children = children_of(runs, root) if ended else []
             answered = time.monotonic()
         except DBAPIError as error:
             if not is_connection_lost(error) or time.monotonic() - answered > OUTAGE_SECONDS:

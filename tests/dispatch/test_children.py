@@ -15,6 +15,7 @@ from db.runs import JobRunRepository
 from dispatch import children as family
 from dispatch.children import spawner
 from dispatch.context import ChildJob, PermanentFailure, RunContext, Snooze
+from dispatch.lineage import children_of
 from dispatch.ports import Offer
 from dispatch.recovery import recover_expired
 from dispatch.retry import retry
@@ -67,7 +68,7 @@ def pattern(rows: Rows, worker: Worker) -> Callable[..., UUID]:
 def of_lineage(root: UUID) -> list[tuple[str, str]]:
     """The child runs that are shown of a lineage: job and state."""
     with session.transaction() as connection:
-        found = JobRunRepository(connection).children(root)
+        found = children_of(JobRunRepository(connection), root)
     return [(child["job_name"], child["status"]) for child in found]
 
 
