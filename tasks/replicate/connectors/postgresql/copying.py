@@ -68,8 +68,9 @@ def copy_in(
 ) -> int:
     """Send the blocks, and return the number of rows that the statement wrote.
 
-    Raises psycopg's errors, those of the server as soon as it gives them; and what ``blocks``
-    raise, after which the statement has failed.
+    Raises psycopg's errors, those of the server as soon as it gives them (or at the end, where
+    libpq takes one in while a full socket makes it wait); and what ``blocks`` raise, after which
+    the statement has failed.
     """
     pgconn = connection.pgconn
     ready = _begun(connection, statement, pq.ExecStatus.COPY_IN)
