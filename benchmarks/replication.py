@@ -54,7 +54,7 @@ def measure(*, quick: bool = False) -> None:
             for name in places.paths(first=number == 0):
                 _take(taken, name, places, f"round {number + 1}")
         near = [] if quick else _near(taken)
-        for number in range(MORE if near else 0):
+        for number in range(MORE):
             for name in near:
                 _take(taken, name, places, f"once more, {number + 1} of {MORE},")
         flat = None if quick else _flatness(places)

@@ -42,7 +42,7 @@ class Slowly:
             yield b"%d\t\\N\n" % number
 
 
-def _works(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
+def _content(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
     return connection.execute("select count(*), sum(length(note)) from t").fetchall()
 
 
@@ -50,7 +50,7 @@ def test_blocks_of_all_sizes_arrive(connection: psycopg.Connection[Any]) -> None
     large = "x" * (copying.BLOCK * 5 + 1)
     blocks = [b"", b"1\ta\n2\t", b"b\n", f"3\t{large}\n4\t{large}".encode(), b"\n"]
     assert copying.copy_in(connection, INTO, blocks) == 4
-    assert _works(connection) == [(4, 2 + 2 * len(large))]
+    assert _content(connection) == [(4, 2 + 2 * len(large))]
     assert copying.copy_in(connection, INTO, []) == 0
 
 
@@ -64,7 +64,7 @@ def test_a_refused_row_ends_the_copy_while_others_still_come(
     with pytest.raises(psycopg.errors.UniqueViolation, match=r"\(id\)=\(7\)"):
         copying.copy_in(connection, INTO, blocks)
     assert blocks.taken < blocks.count / 2
-    assert _works(connection) == [(0, None)]
+    assert _content(connection) == [(0, None)]
 
 
 def test_a_run_that_cannot_end_well_ends_soon(source: Database, sink: Database, job: Make) -> None:
@@ -90,7 +90,7 @@ def test_a_source_that_fails_leaves_nothing_and_a_session_of_use(
 
     with pytest.raises(SinkError, match="told by the blocks"):
         copying.copy_in(connection, INTO, blocks())
-    assert _works(connection) == [(0, None)]
+    assert _content(connection) == [(0, None)]
 
 
 def test_a_notice_for_each_row_stops_nothing(
@@ -100,8 +100,7 @@ def test_a_notice_for_each_row_stops_nothing(
         "create function tell() returns trigger language plpgsql set client_min_messages = notice"
         " as $$ begin raise notice 'row %', new.id; return new; end $$"
     )
-    function = "procedure" if sink.version < 110000 else "function"
-    sink.execute(f"create trigger t before insert on t for each row execute {function} tell()")
+    sink.execute("create trigger t before insert on t for each row execute function tell()")
     seen: list[Any] = []
     connection.add_notice_handler(seen.append)
     blocks = Slowly(b"0\ta\n", 50)
