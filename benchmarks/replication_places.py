@@ -52,8 +52,11 @@ class Places:
         server = embedded.ensure(home, redis=False)
         self._home = home
         with psycopg.connect(server.database_conninfo, autocommit=True) as admin:
-            # No path shall cross the line behind which a checkpoint comes in its middle.
+            # No path shall cross the line behind which a checkpoint comes in its middle, nor share
+            # its time with the vacuum of what another has loaded: with five rounds in one order,
+            # the same paths would meet it each time.
             admin.execute("alter system set max_wal_size = '16GB'")
+            admin.execute("alter system set autovacuum = off")
             admin.execute("select pg_reload_conf()")
         for key, name in (("postgresql", "bench_source"), ("sink", "bench_sink")):
             with psycopg.connect(server.database_conninfo, autocommit=True) as admin:
