@@ -33,19 +33,24 @@ def statuses(rows: Rows, ids: list[UUID]) -> list[str]:
 
 
 def commits(rows: Rows) -> int:
-    """Transactions that wrote something: each has an id of its own."""
+    """Transactions of the server that wrote something: each has an id of its own."""
     [row] = rows("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as n")
     return int(row["n"])
 
 
 def test_a_short_run_costs_one_transaction__R_C1(rows: Rows, worker: Worker) -> None:
-    ids = new_runs(rows, worker.job("quick", lambda run: None, overlap="allow"), 20)
-    before = commits(rows)
-    assert worker.run(ids[0]) == ids
+    job = worker.job("quick", lambda run: None, overlap="allow")
+    taken = []
+    # Others may write on a given server meanwhile.
+    for _ in range(3):
+        ids = new_runs(rows, job, 20)
+        before = commits(rows)
+        assert worker.run(ids[0]) == ids
+        taken.append(commits(rows) - before)
+        assert set(statuses(rows, ids)) == {"SUCCEEDED"}
     # The first claim, and then one each: its end together with the next claim.
-    assert commits(rows) - before <= 22
-    assert set(statuses(rows, ids)) == {"SUCCEEDED"}
-    assert [event.kind for event in worker.events] == ["received", "started", "succeeded"] * 20
+    assert min(taken) <= 22
+    assert [event.kind for event in worker.events] == ["received", "started", "succeeded"] * 60
 
 
 def test_a_value_that_is_refused_ends_its_run_and_not_the_slot__R_F2(
