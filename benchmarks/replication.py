@@ -32,6 +32,7 @@ NEAR, MORE = 0.1, 10
 TARGETS: dict[str, tuple[str, float, int]] = {
     "PG -> PG, identical": ("psql binary", 0.95, 64),
     "PG -> PG, casts": ("psql binary", 0.65, 64),
+    "PG -> PG, narrower": ("psql binary", 0.65, 64),
     "PG -> PG, text": ("psql binary", 0.65, 64),
     "PG -> PG, row lane": ("psql binary", 0.35, 128),
     "PG -> Parquet": ("psql binary", 0.50, 512),

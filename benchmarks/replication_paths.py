@@ -24,6 +24,9 @@ from typing import Any
 FILES = {"csv_file": "t.csv", "parquet_file": "t.parquet"}
 """Tables of the two file datasources."""
 
+TEXTS = "select id, uid, name, note, amount, at, flag, doc, n::text as n, d from t"
+"""Digits as text: only the sink can tell whether they are a number, and COPY goes through text."""
+
 
 def _bare_packages() -> None:
     """Import ``tasks.replicate`` without the Celery app, as a part's process does."""
@@ -203,7 +206,8 @@ PATHS: dict[str, Callable[[dict[str, Any]], None]] = {
     "psql binary": psql,
     "PG -> PG, identical": lambda place: ours(place),
     "PG -> PG, casts": lambda place: ours(place, to="wide"),
-    "PG -> PG, text": lambda place: ours(place, to="texts"),
+    "PG -> PG, narrower": lambda place: ours(place, to="narrow"),
+    "PG -> PG, text": lambda place: ours(place, query=TEXTS),
     "PG -> PG, two parts": lambda place: ours(place, parallelism=2),
     "PG -> PG, row lane": lambda place: ours(place, lane="rows"),
     "PG -> Parquet": lambda place: ours(place, "postgresql", "parquet_file"),

@@ -19,11 +19,15 @@ TYPES = (
     "id bigint primary key, uid uuid not null, name text, note text, amount numeric(12,2),"
     " at timestamptz, flag boolean, doc jsonb, n int, d double precision"
 )
-# Wider types, to which the source casts; and a smaller one, for which COPY goes through text.
+# Wider types, to which the source casts; and narrower ones, for which it looks at each value.
 WIDE = TYPES.replace("numeric(12,2)", "numeric(16,4)").replace("n int", "n bigint")
-TEXTS = TYPES.replace("n int", "n smallint")
+NARROW = (
+    TYPES.replace("name text", "name varchar(40)")
+    .replace("numeric(12,2)", "numeric(10,2)")
+    .replace("n int", "n smallint")
+)
 WALL = TYPES.replace("timestamptz", "timestamp")
-SINK_TABLES = {"t": TYPES, "wide": WIDE, "texts": TEXTS, "wall": WALL}
+SINK_TABLES = {"t": TYPES, "wide": WIDE, "narrow": NARROW, "wall": WALL}
 ROWS = """
 insert into t
 select i, gen_random_uuid(), 'customer ' || i, repeat(md5(i::text), 1 + (i %% 3)::int),

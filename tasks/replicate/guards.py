@@ -34,6 +34,8 @@ _SHORT = re.compile(r"\d *(?:ms|millis|mic|u)")
 _EXPONENT = re.compile(r"\de[+-]?\d")
 # Units that a fraction divides into whole microseconds; those of calendars it does not.
 _DIVISIBLE = re.compile(r"(?:s|h|m$|min|d(?!ec)|w).*")
+# Of less, PostgreSQL guesses the rest.
+_WHOLE_NET = re.compile(r"[/:]|\d\.\d+\.\d+\.\d")
 _FRACTION = re.compile(r"\.(\d+)")
 _SPECIAL = frozenset({"infinity", "-infinity"})
 _TRUE = frozenset({"t", "true", "yes", "y", "on", "1"})
@@ -280,6 +282,13 @@ def unpadded(cell: Cell, _: int | None, __: int | None) -> Cell:
     return cell
 
 
+def net(cell: Cell, _: int | None, __: int | None) -> Cell:
+    """A whole address, or one with the length of its net."""
+    if not isinstance(cell, str) or not _WHOLE_NET.search(cell):
+        raise ValueError("is no whole address, and has no length of its net")
+    return cell
+
+
 def calendar(cell: Cell, _: int | None, __: int | None) -> Cell:
     """A date of the years 1 to 9999: no BC, no infinity, which only PostgreSQL holds."""
     if not isinstance(cell, str) or _odd(cell) or not cell[4:5] == "-":
@@ -351,9 +360,11 @@ GUARDS: dict[str, CellGuard] = {
     "interval": interval,
     "distinct-keys": distinct_keys,
     "unpadded": unpadded,
+    "net": net,
     "each-scale": _each(scale),
     "each-integer": _each(integer),
     "each-interval": _each(interval),
+    "each-net": _each(net),
     "each-date": _each(date),
     "each-time": _each(time, fraction),
     "each-timetz": _each(timetz, fraction),

@@ -165,8 +165,9 @@ def plan(
         if fit.refusal is not None:
             problems.append(f"column {name}: {fit.refusal}")
             continue
+        pair = ColumnPlan(column, target, fit.read_as, fit.guards, fit.poisons, fit.packed)
         if target.generated:
-            computed.append(ColumnPlan(column, target, fit.read_as, fit.guards, fit.poisons))
+            computed.append(pair)
             if column.expression is None or column.expression != target.expression:
                 warnings.append(
                     f"column {name} of {table} is generated at both ends, by expressions that are "
@@ -179,7 +180,7 @@ def plan(
         if lanes and not left:
             odd = name
         lanes = left
-        columns.append(ColumnPlan(column, target, fit.read_as, fit.guards, fit.poisons))
+        columns.append(pair)
     written = {column.sink.name for column in columns}
     needed = [
         column.name

@@ -153,10 +153,12 @@ class Fit:
 
     ``refusal`` says why not, and what to do. ``lanes`` are those in which it is right.
     ``read_as`` is an expression template for the source's own SQL (``{}`` stands for the column),
-    only ever set by a sink for a source of the same dialect; where it ``poisons``, a value that the
-    sink could not hold becomes one that it refuses. ``guards`` check cells where the
-    engine itself would change one silently; they restrict the lanes to ROWS and to those in
-    which the source applies guards itself (:attr:`Source.guarded_lanes`).
+    only ever set by a sink for a source of the same dialect. ``packed`` takes its place in
+    COPY_BINARY, where that needs another: one of bytes, which are handed on as they are. Where they
+    are said to be ``poisons``, a value that the sink could not hold becomes one that it refuses.
+    ``guards`` check cells where the engine itself would change one silently; they restrict the
+    lanes to ROWS and to those in which the source applies guards itself
+    (:attr:`Source.guarded_lanes`).
     """
 
     lanes: frozenset[Lane] = frozenset({Lane.ROWS})
@@ -164,6 +166,7 @@ class Fit:
     guards: tuple[Guard, ...] = ()
     refusal: str | None = None
     poisons: bool = False
+    packed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,7 @@ class ColumnPlan:
     read_as: str | None = None
     guards: tuple[Guard, ...] = ()
     poisons: bool = False
+    packed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

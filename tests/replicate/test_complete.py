@@ -119,6 +119,7 @@ def test_what_does_not_fit_is_refused_before_the_truncate(
     [
         ("text", "'too long'", "character varying(5)"),
         ("text", "'pad  '", "character(5)"),
+        ("bigint", "32768", "smallint"),
         ("numeric", "1.5", "integer"),
         ("numeric", "1.25", "numeric(6,1)"),
         (
@@ -137,10 +138,20 @@ def test_a_value_that_would_be_changed_is_explained_by_its_column(
         job("complete").run()
 
 
+def test_a_missing_value_is_not_taken_for_one_that_would_be_changed(
+    source: Database, sink: Database, job: Make
+) -> None:
+    source.execute("create table t (x) as values (null::bigint)")
+    sink.execute("create table t (x smallint not null)")
+    with pytest.raises(SinkError, match="column x: null value") as refused:
+        job("complete").run()
+    assert "does not fit" not in str(refused.value)
+
+
 def test_a_column_that_goes_no_way_of_the_others_is_named(
     source: Database, sink: Database, job: Make
 ) -> None:
-    source.execute("create table t (id int, m money, n bigint)")
+    source.execute("create table t (id int, m money, n text)")
     sink.execute("create table t (id int, m money, n int)")
     if source.value("show lc_monetary") != sink.value("show lc_monetary"):
         pytest.skip("the servers' money differs")

@@ -56,6 +56,8 @@ REFUSED = [
     ("char(5)[]", '{"ab "}'),
     ("varchar(3)", "ab   "),
     ("varchar(3)[]", '{"ab   "}'),
+    ("cidr", "192.168"),
+    ("cidr[]", "{10/8,128}"),
 ]
 ARRIVE = [
     ("uuid", "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
@@ -91,6 +93,8 @@ ARRIVE = [
     ("char(5)", "ab", "ab"),
     ("bit(3)", "101", "101"),
     ("inet", "192.168.0.1/24", "192.168.0.1/24"),
+    ("cidr", "10/8", "10.0.0.0/8"),
+    ("cidr[]", "{10.0.0.1,::1}", "{10.0.0.1/32,::1/128}"),
 ]
 MADE = """
 create domain amount as numeric(10,2);

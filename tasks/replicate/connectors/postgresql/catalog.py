@@ -341,7 +341,8 @@ def describe_types(
         signature,
         leaves,
     ) in rows:
-        if typname == "money" and money is None:
+        holds_money = any(leaf == "money" for leaf, _ in leaves)
+        if holds_money and money is None:
             setting = connection.execute("show lc_monetary").fetchone()
             money = setting[0] if setting else ""
         detail = {
@@ -355,7 +356,7 @@ def describe_types(
             "leaves": tuple((leaf, int(modifier)) for leaf, modifier in leaves),
             "newer": newer(version, (leaf for leaf, _ in leaves)),
             "typmod": typmod,
-            "locale": money if typname == "money" else None,
+            "locale": money if holds_money else None,
         }
         described.append((neutral(name, typname, typmod, typtype), detail))
     return described

@@ -23,6 +23,8 @@ _PIECE = 128 * 1024
 what it does not take, libpq keeps a copy."""
 _ANSWERS_LAST = 140000
 """The first version that tells of changed settings only when the statement is over."""
+_PART_MILLISECONDS = 100
+"""What the rest of a message may take, once a part of it is there."""
 
 
 def copy_out(
@@ -30,7 +32,8 @@ def copy_out(
 ) -> Iterator[tuple[bytes, int]]:
     """Blocks of the statement's output, each with its number of rows.
 
-    The connection serves nothing else meanwhile; left early, it is of no more use.
+    In binary the end may count as a row, which a last block without bytes takes back. The
+    connection serves nothing else meanwhile; left early, it is of no more use.
     Raises psycopg's errors.
     """
     pgconn = connection.pgconn
@@ -91,7 +94,13 @@ def copy_in(
             _end(pgconn, ready, b"given up")
             _ended(pgconn, ready)
         raise
-    _end(pgconn, ready, reason)
+    try:
+        _end(pgconn, ready, reason)
+    except psycopg.OperationalError:
+        # What the server said before it closed the connection is the better reason.
+        if not pgconn.is_busy():
+            _check(pgconn, pgconn.get_result(), pq.ExecStatus.COMMAND_OK)
+        raise
     return _ended(pgconn, ready) or 0
 
 
@@ -129,12 +138,28 @@ def _answered(pgconn: Any, ready: select.poll, notices: list[Any]) -> bool:
             return True
         if events & select.POLLIN:
             notices.clear()
-            pgconn.consume_input()
-            pgconn.is_busy()
-            if not notices and pgconn.server_version >= _ANSWERS_LAST:
+            if not _taken_in(pgconn, notices):
                 return True
         elif not pgconn.flush():
             return False
+
+
+def _taken_in(pgconn: Any, notices: list[Any]) -> bool:
+    """Whether what comes from the server is no answer; of a notice it may be a part at first."""
+    more = select.poll()
+    more.register(pgconn.socket, select.POLLIN)
+    while not notices:
+        try:
+            pgconn.consume_input()
+        except psycopg.OperationalError:
+            # It is gone. What it said before is told at the end.
+            return False
+        pgconn.is_busy()
+        if pgconn.server_version < _ANSWERS_LAST:
+            break
+        if not notices and not more.poll(_PART_MILLISECONDS):
+            return False
+    return True
 
 
 def _begun(
@@ -147,7 +172,10 @@ def _begun(
     pgconn.send_query(statement.as_bytes(connection))
     while pgconn.flush():
         ready.poll(50)
-    _check(pgconn, _result(pgconn, ready), wanted)
+    result = _result(pgconn, ready)
+    if result is None or result.status != wanted:
+        _emptied(pgconn, ready, result)
+        _check(pgconn, result, wanted)
     return ready
 
 
@@ -163,11 +191,21 @@ def _end(pgconn: Any, ready: select.poll, error: bytes | None) -> None:
 def _ended(pgconn: Any, ready: select.poll) -> int | None:
     """The number of rows that the server tells at the end."""
     result = _result(pgconn, ready)
-    while _result(pgconn, ready) is not None:
-        pass
+    _emptied(pgconn, ready, result)
     _check(pgconn, result, pq.ExecStatus.COMMAND_OK)
     found: int | None = result.command_tuples
     return found
+
+
+def _emptied(pgconn: Any, ready: select.poll, result: Any) -> None:
+    """Take in what follows a result, so that the session is of use again."""
+    try:
+        while _result(pgconn, ready) is not None:
+            pass
+    except psycopg.OperationalError:
+        # The error was the server's last word: that is to be told, and not the silence after it.
+        if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
+            raise
 
 
 def _result(pgconn: Any, ready: select.poll) -> Any:
@@ -180,7 +218,8 @@ def _result(pgconn: Any, ready: select.poll) -> Any:
 def _check(pgconn: Any, result: Any, wanted: pq.ExecStatus) -> None:
     if result is not None and result.status == wanted:
         return
-    if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+    failed = result is not None and result.status == pq.ExecStatus.FATAL_ERROR
+    if failed and result.error_field(pq.DiagnosticField.SQLSTATE):
         raise psycopg.errors.error_from_result(result, encoding="utf-8")
     message = pgconn.error_message.decode("utf-8", "replace")
     raise psycopg.OperationalError(message or "the connection broke while rows were moved")

@@ -2,10 +2,11 @@
 
 Binary COPY only where both ends read the same bits: one base type, built in (or an enum of one
 name), with the same modifiers, in versions that mean the same by it. Otherwise the source casts to
-the sink's type where the cast keeps every value or fails, or the sink parses the source's text,
-which gives the right value or an error. A conversion that would lose something without an error (a
-rounded number, a dropped time zone) is guarded in SQL: a value that does not survive becomes a
-text that no such column accepts.
+the sink's type where the cast keeps every value, or the sink parses the source's text, which gives
+the right value or an error. A conversion that would lose something without an error (a rounded
+number, a dropped time zone) is guarded in SQL: a value that does not survive becomes a text, or in
+binary a form, that no such column accepts. It is always the sink that refuses: its error names the
+column, and that of a cast at the source does not.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ ANY = frozenset({Lane.COPY_BINARY, Lane.COPY_TEXT, Lane.ROWS})
 AS_TEXT = frozenset({Lane.COPY_TEXT, Lane.ROWS})
 POISON = "*"
 """Stands in for a value that the sink could not hold; no number or time parses it."""
+NO_FORM = f"pg_catalog.decode('{'00' * 64}', 'hex')"
+"""Stands in for it in binary: a 0 of any number or time, and more bytes than belong to it."""
 _GREATEST_INTERVAL = "178956970 years 7 mons 2147483647 days 2562047788:00:54.775807"
 """Of servers before 17. Later ones take it for infinity; the least they refuse by themselves."""
 
@@ -28,19 +31,30 @@ _NAMES_OF_OBJECTS = frozenset(
     {"regclass", "regproc", "regprocedure", "regoper", "regoperator", "regtype", "regconfig"}
     | {"regdictionary", "regnamespace", "regrole", "regcollation"}
 )
+_OF_ONE_DATABASE = _NAMES_OF_OBJECTS | {"money", "xml"}
 _INTEGERS = {"int2": 16, "int4": 32, "int8": 64}
 _CHARACTERS = frozenset({"text", "varchar", "bpchar", "name", "char"})
 _CLOCKS = frozenset({"time", "timetz", "timestamp", "timestamptz", "interval"})
+_SENDS = (
+    {name: f"{name}send" for name in _INTEGERS}
+    | {name: f"{name}_send" for name in _CLOCKS}
+    | {"numeric": "numeric_send"}
+)
+"""Of each type the function that makes its binary form."""
 # Text that these types parse is either their value or an error; dates and floats are left out,
 # because PostgreSQL reads more into a text than is there (an order of day and month, rounding).
-_PARSED = frozenset({"int2", "int4", "int8", "uuid", "bool", "json", "inet", "cidr", "macaddr"})
+_PARSED = frozenset({"int2", "int4", "int8", "uuid", "bool", "json", "inet", "macaddr"})
+# Of less than an address, PostgreSQL guesses the net from its first number.
+_WHOLE_NET = r"({0})::text ~ '[/:]|[.].*[.].*[.]'"
 
 
 def pair(source: Column, sink: Column) -> Fit:
     """The fit of one PostgreSQL column to another."""
     fit = _pair(source, sink)
-    within = [{leaf for leaf, _ in end.detail["leaves"]} for end in (source, sink)]
-    apart = (source.detail["newer"] ^ sink.detail["newer"]) & within[0] & within[1]
+    if fit.packed is not None and sink.type.name != sink.detail["base"]:
+        # A domain would look at the stand-in's 0, and refuse that for a reason of its own.
+        fit = replace(fit, lanes=fit.lanes & AS_TEXT, packed=None)
+    apart = (source.detail["newer"] ^ sink.detail["newer"]) & _within(source) & _within(sink)
     return _apart(source, sink, fit, apart) if apart and fit.refusal is None else fit
 
 
@@ -66,14 +80,14 @@ def _pair(source: Column, sink: Column) -> Fit:
     if ours["base"] == theirs["base"]:
         return _same(source, sink)
     one, two = ours["typname"], theirs["typname"]
-    if one == "money" or two == "money":
+    if "money" in _within(source) | _within(sink):
         return refusal(source.type, sink.type, "money depends on the server's locale")
     if two in _CHARACTERS:
         return _into_characters(source, sink)
     if one in _INTEGERS and two in _INTEGERS:
-        # Out of range is the sink's error, which names the column; a cast's would not.
-        wider = _INTEGERS[one] < _INTEGERS[two]
-        return Fit(ANY, read_as=_cast(sink)) if wider else Fit(AS_TEXT)
+        if _INTEGERS[one] < _INTEGERS[two]:
+            return Fit(ANY, read_as=_cast(sink))
+        return Fit(ANY, poisons=True, packed=_packed(_in_range(two), two, f"({{0}})::{two}"))
     if two == "numeric":
         return _into_numeric(source, sink)
     if two in ("float4", "float8"):
@@ -83,7 +97,9 @@ def _pair(source: Column, sink: Column) -> Fit:
     if one == two and one in _CLOCKS:
         return _shorter_clock(source, sink)
     if (one, two) == ("date", "timestamp"):
-        return Fit(ANY, read_as=_cast(sink))
+        # Dates go on for some millions of years.
+        held = "({0}) < date '294277-01-01' or ({0}) = date 'infinity'"
+        return Fit(ANY, poisons=True, packed=_packed(held, two, f"({{0}})::{sink.detail['base']}"))
     if (one, two) == ("jsonb", "json"):
         # The bits of json are its text's.
         return Fit(ANY, read_as="({})::text")
@@ -91,11 +107,16 @@ def _pair(source: Column, sink: Column) -> Fit:
         return refusal(source.type, sink.type, "jsonb drops doubled keys and the order of keys")
     if one == "numeric" and two in _INTEGERS:
         # A cast would round; what stays a fraction is no integer's text.
-        return _guarded("({0}) = trunc({0})", value="trunc({0})")
-    if one in _CHARACTERS and (two in _PARSED or theirs["typtype"] == "e"):
-        return Fit(AS_TEXT, read_as="({})::text")
-    if ours["typtype"] == "e" and theirs["typtype"] == "e":
-        return Fit(AS_TEXT, read_as="({})::text")
+        whole, value = "({0}) = trunc({0})", "trunc({0})"
+        packed = _packed(f"{whole} and {_in_range(two)}", two, f"{value}::{two}")
+        return _guarded(whole, packed, value)
+    if theirs["typtype"] == "e" and (one in _CHARACTERS or ours["typtype"] == "e"):
+        # The bits of a label are its text's.
+        return Fit(ANY, read_as="({})::text")
+    if one in _CHARACTERS and two == "cidr":
+        return Fit(AS_TEXT, read_as=_guard(_WHOLE_NET), poisons=True)
+    if one in _CHARACTERS and two in _PARSED:
+        return Fit(ANY if two == "json" else AS_TEXT, read_as="({})::text")
     if one.startswith("_") and two.startswith("_"):
         elements = (ours["element"], theirs["element"])
         wider = _INTEGERS.get(elements[1], 0) > _INTEGERS.get(elements[0], 99)
@@ -106,18 +127,40 @@ def _pair(source: Column, sink: Column) -> Fit:
 
 def _same(source: Column, sink: Column) -> Fit:
     ours, theirs = source.detail, sink.detail
-    if ours["typname"] == "money" and ours["locale"] != theirs["locale"]:
+    if ours["locale"] != theirs["locale"]:
         return refusal(source.type, sink.type, "the servers differ in lc_monetary")
     if ours["signature"] != theirs["signature"]:
         return refusal(source.type, sink.type, "the type of that name is built otherwise there")
-    if ours["typname"] == "money":
-        return Fit(frozenset({Lane.COPY_BINARY}))
+    if ours["typname"] in _OF_ONE_DATABASE or _within(source) & _OF_ONE_DATABASE:
+        return _of_one_database(source, sink)
     built_in = ours["builtin"] and theirs["builtin"] and ours["typtype"] == theirs["typtype"] != "c"
     enum = ours["typtype"] == theirs["typtype"] == "e"
-    if ours["typname"] in _NAMES_OF_OBJECTS or ours["element"] in _NAMES_OF_OBJECTS:
-        return Fit(AS_TEXT)
-    sendable = ours["sendable"] and theirs["sendable"] and ours["typname"] != "xml"
+    sendable = ours["sendable"] and theirs["sendable"]
     return Fit(ANY if sendable and (built_in or enum) else AS_TEXT)
+
+
+def _of_one_database(source: Column, sink: Column) -> Fit:
+    """Types whose text, or bits, a server makes for itself; within others than arrays refused."""
+    typname, element = source.detail["typname"], source.detail["element"]
+    kind = element or typname
+    if kind == "money":
+        return Fit(frozenset({Lane.COPY_BINARY}))
+    if kind == "xml":
+        # Its output leaves the declaration out, in binary, too; a cast does not.
+        return Fit(AS_TEXT, read_as="({})::text[]" if element else "({})::text")
+    if kind in _NAMES_OF_OBJECTS:
+        # What names nothing any more is a number, which may be another object's there.
+        named = "{}::text !~ '^[0-9]+$'"
+        test = named.format("({0})")
+        if element:
+            test = f"not exists (select from unnest({{0}}) one where not {named.format('one')})"
+        return Fit(AS_TEXT, read_as=_guard(test), poisons=True)
+    return refusal(source.type, sink.type, "what it holds has another text in each database")
+
+
+def _within(column: Column) -> frozenset[str]:
+    """The types of the values in the column's, or its own."""
+    return frozenset(leaf for leaf, _ in column.detail["leaves"])
 
 
 def _cast(sink: Column) -> str:
@@ -129,8 +172,23 @@ def _guard(test: str, poison: str = f"'{POISON}'", value: str = "{0}") -> str:
     return f"case when ({test}) is not false then ({value})::text else {poison} end"
 
 
-def _guarded(test: str, poison: str = f"'{POISON}'", value: str = "{0}") -> Fit:
-    return Fit(AS_TEXT, read_as=_guard(test, poison, value), poisons=True)
+def _guarded(test: str, packed: str, value: str = "{0}") -> Fit:
+    return Fit(ANY, read_as=_guard(test, value=value), poisons=True, packed=packed)
+
+
+def _packed(test: str, typname: str, value: str) -> str:
+    """The binary form of ``value``, which is of that type, where ``test`` holds, else none.
+
+    COPY hands on the bytes of a ``bytea`` as they are, so that an expression can make the form of
+    a value, or something that is no form. A NULL stays one.
+    """
+    form = f"pg_catalog.{_SENDS[typname]}({value})"
+    return f"case when ({test}) is not false then {form} else {NO_FORM} end"
+
+
+def _in_range(integer: str) -> str:
+    end = 2 ** (_INTEGERS[integer] - 1)
+    return f"({{0}}) between {-end} and {end - 1}"
 
 
 def _into_characters(source: Column, sink: Column) -> Fit:
@@ -141,21 +199,25 @@ def _into_characters(source: Column, sink: Column) -> Fit:
     ours, one, two = source.detail, source.detail["typname"], sink.detail["typname"]
     if one in _NAMES_OF_OBJECTS or ours["typtype"] == "c" or one == "bytea":
         return refusal(source.type, sink.type)
+    if one != "xml" and "xml" in _within(source):
+        return refusal(source.type, sink.type, "xml within others loses its declaration")
     wide, room = source.type.length, sink.type.length
-    if two == "bpchar" and one == "bpchar":
-        return Fit(ANY, read_as="({})::text")
     if two == "bpchar":
-        long = f"repeat('{POISON}', {(room or 1) + 1})"
-        test = f"length(({{0}})::text) <= {room or 1} and ({{0}})::text = rtrim(({{0}})::text, ' ')"
-        return _guarded(test, long)
+        if one == "bpchar":
+            return Fit(ANY, read_as="({})::text")
+        if room is None:
+            return refusal(source.type, sink.type, "bpchar drops spaces at the end")
+        long = f"repeat('{POISON}', {room + 1})"
+        test = f"length(({{0}})::text) <= {room} and ({{0}})::text = rtrim(({{0}})::text, ' ')"
+        return Fit(ANY, read_as=_guard(test, long), poisons=True)
     if room is None and two in ("text", "varchar"):
         return Fit(ANY, read_as="({})::text")
     room = room or 1
     if one in _CHARACTERS and wide is not None and wide <= room and two == "varchar":
         return Fit(ANY, read_as="({})::text")
     if two == "varchar":
-        long = f"repeat('{POISON}', {room + 1})"
-        return _guarded(f"length(({{0}})::text) <= {room}", long)
+        test, long = f"length(({{0}})::text) <= {room}", f"repeat('{POISON}', {room + 1})"
+        return Fit(ANY, read_as=_guard(test, long), poisons=True)
     return refusal(source.type, sink.type)
 
 
@@ -166,13 +228,16 @@ def _into_numeric(source: Column, sink: Column) -> Fit:
     precision, scale = sink.type.precision, sink.type.scale
     if precision is None or scale is None:
         return Fit(ANY, read_as="({})::numeric")
+    # Too many digits before the point are the sink's error.
+    exact = "({0})::numeric"
     if one in _INTEGERS and scale >= 0:
-        return Fit(AS_TEXT)
+        return Fit(ANY, read_as=exact)
     wide, fine = source.type.precision, source.type.scale
     if wide is not None and fine is not None and fine <= scale:
         roomy = wide - fine <= precision - scale
-        return Fit(ANY, read_as=_cast(sink)) if roomy else Fit(AS_TEXT)
-    return _guarded(f"({{0}})::numeric = round(({{0}})::numeric, {scale})")
+        return Fit(ANY, read_as=_cast(sink) if roomy else exact)
+    test = f"{exact} = round({exact}, {scale})"
+    return _guarded(test, _packed(test, "numeric", exact))
 
 
 def _shorter_clock(source: Column, sink: Column) -> Fit:
@@ -183,7 +248,9 @@ def _shorter_clock(source: Column, sink: Column) -> Fit:
         return refusal(source.type, sink.type, "the interval's fields differ")
     if not finer:
         return Fit(ANY, read_as=_cast(sink))
-    return _guarded(f"({{0}}) = ({{0}})::{sink.detail['base']}")
+    shorter = f"({{0}})::{sink.detail['base']}"
+    test = f"({{0}}) = {shorter}"
+    return _guarded(test, _packed(test, source.detail["typname"], shorter))
 
 
 def _fields(column: Column) -> int:

@@ -281,10 +281,14 @@ def _pages(connection: psycopg.Connection[Any], statement: sql.Composed) -> Iter
 
 
 def _explained(error: SinkError, load: Load) -> SinkError:
-    """An error about a value that was poisoned says what the guard is for."""
+    """An error about a value that was poisoned says what the guard is for.
+
+    A value that breaks a constraint (SQLSTATE 23...) is none.
+    """
     message = str(error)
     for plan in load.columns:
-        if plan.poisons and f"column {plan.sink.name}: " in message:
+        poisoned = plan.poisons and "(SQLSTATE 23" not in message
+        if poisoned and f"column {plan.sink.name}: " in message:
             return SinkError(
                 f"column {plan.sink.name}: a value of {plan.source.name} "
                 f"({plan.source.type.name}) does not fit {plan.sink.type.name} unchanged; change "

@@ -331,8 +331,9 @@ def _select(request: ReadRequest, part: Part, lane: Lane) -> sql.Composed:
 
 
 def _expression(plan: ColumnPlan, lane: Lane) -> sql.Composable:
-    if plan.read_as is not None:
-        column = session.raw(plan.read_as).format(sql.Identifier(plan.source.name))
+    template = (plan.packed if lane is Lane.COPY_BINARY else None) or plan.read_as
+    if template is not None:
+        column = session.raw(template).format(sql.Identifier(plan.source.name))
         return sql.SQL("({})::text").format(column) if lane is Lane.ROWS else column
     shown_otherwise = lane is Lane.COPY_CSV and plan.source.detail["typname"] in _SHOWN_OTHERWISE
     if lane is Lane.ROWS or shown_otherwise:

@@ -32,7 +32,7 @@ def guards(source: ColumnType, sink: Column, found: Iterable[Guard]) -> tuple[Gu
         return _within(sink.detail["leaves"])
     if source.kind is Kind.INTERVAL and not source.loose and typmod < 0:
         return ()
-    if typname in ("interval", "money", "name", "char", "timetz"):
+    if typname in ("interval", "money", "name", "char", "timetz", "cidr"):
         return _rule(typname, typmod)
     kept = _kept(source, sink, found)
     if typname == "bpchar":
@@ -89,6 +89,8 @@ def _rule(typname: str, typmod: int, *, within: bool = False) -> tuple[Guard, ..
             return _CUTS
         case "jsonb" if within:
             return "jsonb drops doubled keys"
+        case "cidr":
+            return (Guard("net"),)
         case "oid":
             return (Guard("integer", 32, 1),)
         case "numeric" if type_.precision is not None:
