@@ -280,15 +280,16 @@ def _pages(connection: psycopg.Connection[Any], statement: sql.Composed) -> Iter
             yield Batch(rows, len(rows), 0)
 
 
-def _explained(error: SinkError, load: Load) -> SinkError:
-    """An error about a value that was poisoned says what the guard is for.
+# Data that is none, and names of what is not there; not a constraint, nor a session that was ended.
+_OF_POISONS = ("22", "42")
 
-    A value that breaks a constraint (SQLSTATE 23...) is none.
-    """
+
+def _explained(error: SinkError, load: Load) -> SinkError:
+    """An error about a value that was poisoned says what the guard is for."""
     message = str(error)
+    poisoned = any(f"(SQLSTATE {kind}" in message for kind in _OF_POISONS)
     for plan in load.columns:
-        poisoned = plan.poisons and "(SQLSTATE 23" not in message
-        if poisoned and f"column {plan.sink.name}: " in message:
+        if poisoned and plan.poisons and f"column {plan.sink.name}: " in message:
             return SinkError(
                 f"column {plan.sink.name}: a value of {plan.source.name} "
                 f"({plan.source.type.name}) does not fit {plan.sink.type.name} unchanged; change "
