@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tasks.replicate.connector import (
     Column,
     ColumnPlan,
+    Kind,
     Lane,
     Relation,
     Sink,
@@ -117,7 +118,12 @@ def _ranked(
     a refusal of its own.
     """
     key = spec.sink.key or theirs.key
-    names = {column.source.name: column.sink.name for column in columns}
+    # Several spellings of a number or the like are one of it.
+    names = {
+        column.source.name: column.sink.name
+        for column in columns
+        if column.source.type.kind is not Kind.TEXT or column.sink.type.kind is Kind.TEXT
+    }
     if not key or (ours.key and all(names.get(name) in key for name in ours.key)):
         return []
     found = next((c for c in columns if c.source.name == spec.watermark), None)

@@ -25,9 +25,14 @@ from (select md5(convert_to(row({columns})::text, 'UTF8')) as digest {source}) d
 
 def source_column(plan: ColumnPlan) -> sql.Composable:
     """The source's column as the sink's type would show it."""
-    column = sql.Identifier(plan.source.name)
+    column: sql.Composable = sql.Identifier(plan.source.name)
     ours, theirs = plan.source.detail, plan.sink.detail
-    if not theirs or ours.get("base") == theirs.get("base") or not theirs.get("builtin"):
+    if not theirs or ours.get("base") == theirs.get("base"):
+        return column
+    if ours.get("typname") == "bpchar":
+        # What it is padded with is no part of the value.
+        column = sql.SQL("({})::text").format(column)
+    if not theirs.get("builtin"):
         return column
     return sql.SQL("({})::{}").format(column, raw(theirs["base"]))
 

@@ -44,8 +44,12 @@ _SENDS = (
 # Text that these types parse is either their value or an error; dates and floats are left out,
 # because PostgreSQL reads more into a text than is there (an order of day and month, rounding).
 _PARSED = frozenset({"int2", "int4", "int8", "uuid", "bool", "json", "inet", "macaddr"})
+# Functions and operators are named in full: a schema of the user's may have others of their names.
+_EQUALS = "operator(pg_catalog.=)"
+_NUMBER = "({0})::numeric"
+_LENGTH = "pg_catalog.length(({0})::text)"
 # Of less than an address, PostgreSQL guesses the net from its first number.
-_WHOLE_NET = r"({0})::text ~ '[/:]|[.].*[.].*[.]'"
+_WHOLE_NET = r"({0})::text operator(pg_catalog.~) '[/:]|[.].*[.].*[.]'"
 
 
 def pair(source: Column, sink: Column) -> Fit:
@@ -87,7 +91,8 @@ def _pair(source: Column, sink: Column) -> Fit:
     if one in _INTEGERS and two in _INTEGERS:
         if _INTEGERS[one] < _INTEGERS[two]:
             return Fit(ANY, read_as=_cast(sink))
-        return Fit(ANY, poisons=True, packed=_packed(_in_range(two), two, f"({{0}})::{two}"))
+        held = _in_range(f"({{0}})::{one}", two)
+        return Fit(ANY, poisons=True, packed=_packed(held, two, f"({{0}})::{two}"))
     if two == "numeric":
         return _into_numeric(source, sink)
     if two in ("float4", "float8"):
@@ -98,8 +103,11 @@ def _pair(source: Column, sink: Column) -> Fit:
         return _shorter_clock(source, sink)
     if (one, two) == ("date", "timestamp"):
         # Dates go on for some millions of years.
-        held = "({0}) < date '294277-01-01' or ({0}) = date 'infinity'"
-        return Fit(ANY, poisons=True, packed=_packed(held, two, f"({{0}})::{sink.detail['base']}"))
+        day = "({0})::date"
+        held = (
+            f"{day} operator(pg_catalog.<) date '294277-01-01' or {day} {_EQUALS} date 'infinity'"
+        )
+        return Fit(ANY, poisons=True, packed=_packed(held, two, f"{day}::{sink.detail['base']}"))
     if (one, two) == ("jsonb", "json"):
         # The bits of json are its text's.
         return Fit(ANY, read_as="({})::text")
@@ -107,8 +115,9 @@ def _pair(source: Column, sink: Column) -> Fit:
         return refusal(source.type, sink.type, "jsonb drops doubled keys and the order of keys")
     if one == "numeric" and two in _INTEGERS:
         # A cast would round; what stays a fraction is no integer's text.
-        whole, value = "({0}) = trunc({0})", "trunc({0})"
-        packed = _packed(f"{whole} and {_in_range(two)}", two, f"{value}::{two}")
+        value = f"pg_catalog.trunc({_NUMBER})"
+        whole = f"{_NUMBER} {_EQUALS} {value}"
+        packed = _packed(f"{whole} and {_in_range(_NUMBER, two)}", two, f"{value}::{two}")
         return _guarded(whole, packed, value)
     if theirs["typtype"] == "e" and (one in _CHARACTERS or ours["typtype"] == "e"):
         # The bits of a label are its text's.
@@ -140,7 +149,8 @@ def _same(source: Column, sink: Column) -> Fit:
 
 
 def _of_one_database(source: Column, sink: Column) -> Fit:
-    """Types whose text, or bits, a server makes for itself; within others than arrays refused."""
+    """Types whose text, or bits, a database makes for itself: the name of an object is short where
+    its schema is in the search path, and a number where it is gone."""
     typname, element = source.detail["typname"], source.detail["element"]
     kind = element or typname
     if kind == "money":
@@ -148,14 +158,7 @@ def _of_one_database(source: Column, sink: Column) -> Fit:
     if kind == "xml":
         # Its output leaves the declaration out, in binary, too; a cast does not.
         return Fit(AS_TEXT, read_as="({})::text[]" if element else "({})::text")
-    if kind in _NAMES_OF_OBJECTS:
-        # What names nothing any more is a number, which may be another object's there.
-        named = "{}::text !~ '^[0-9]+$'"
-        test = named.format("({0})")
-        if element:
-            test = f"not exists (select from unnest({{0}}) one where not {named.format('one')})"
-        return Fit(AS_TEXT, read_as=_guard(test), poisons=True)
-    return refusal(source.type, sink.type, "what it holds has another text in each database")
+    return refusal(source.type, sink.type, "it means something else in each database")
 
 
 def _within(column: Column) -> frozenset[str]:
@@ -186,9 +189,13 @@ def _packed(test: str, typname: str, value: str) -> str:
     return f"case when ({test}) is not false then {form} else {NO_FORM} end"
 
 
-def _in_range(integer: str) -> str:
+def _longer(room: int) -> str:
+    return f"pg_catalog.repeat('{POISON}', {room + 1})"
+
+
+def _in_range(number: str, integer: str) -> str:
     end = 2 ** (_INTEGERS[integer] - 1)
-    return f"({{0}}) between {-end} and {end - 1}"
+    return f"{number} operator(pg_catalog.>=) ({-end}) and {number} operator(pg_catalog.<) ({end})"
 
 
 def _into_characters(source: Column, sink: Column) -> Fit:
@@ -207,8 +214,10 @@ def _into_characters(source: Column, sink: Column) -> Fit:
             return Fit(ANY, read_as="({})::text")
         if room is None:
             return refusal(source.type, sink.type, "bpchar drops spaces at the end")
-        long = f"repeat('{POISON}', {room + 1})"
-        test = f"length(({{0}})::text) <= {room} and ({{0}})::text = rtrim(({{0}})::text, ' ')"
+        long = _longer(room)
+        test = (
+            f"{_LENGTH} <= {room} and ({{0}})::text {_EQUALS} pg_catalog.rtrim(({{0}})::text, ' ')"
+        )
         return Fit(ANY, read_as=_guard(test, long), poisons=True)
     if room is None and two in ("text", "varchar"):
         return Fit(ANY, read_as="({})::text")
@@ -216,8 +225,7 @@ def _into_characters(source: Column, sink: Column) -> Fit:
     if one in _CHARACTERS and wide is not None and wide <= room and two == "varchar":
         return Fit(ANY, read_as="({})::text")
     if two == "varchar":
-        test, long = f"length(({{0}})::text) <= {room}", f"repeat('{POISON}', {room + 1})"
-        return Fit(ANY, read_as=_guard(test, long), poisons=True)
+        return Fit(ANY, read_as=_guard(f"{_LENGTH} <= {room}", _longer(room)), poisons=True)
     return refusal(source.type, sink.type)
 
 
@@ -229,14 +237,14 @@ def _into_numeric(source: Column, sink: Column) -> Fit:
     if precision is None or scale is None:
         return Fit(ANY, read_as="({})::numeric")
     # Too many digits before the point are the sink's error.
-    exact = "({0})::numeric"
+    exact = _NUMBER
     if one in _INTEGERS and scale >= 0:
         return Fit(ANY, read_as=exact)
     wide, fine = source.type.precision, source.type.scale
     if wide is not None and fine is not None and fine <= scale:
         roomy = wide - fine <= precision - scale
         return Fit(ANY, read_as=_cast(sink) if roomy else exact)
-    test = f"{exact} = round({exact}, {scale})"
+    test = f"{exact} {_EQUALS} pg_catalog.round({exact}, {scale})"
     return _guarded(test, _packed(test, "numeric", exact))
 
 
@@ -249,7 +257,7 @@ def _shorter_clock(source: Column, sink: Column) -> Fit:
     if not finer:
         return Fit(ANY, read_as=_cast(sink))
     shorter = f"({{0}})::{sink.detail['base']}"
-    test = f"({{0}}) = {shorter}"
+    test = f"({{0}})::{source.detail['base']} {_EQUALS} {shorter}"
     return _guarded(test, _packed(test, source.detail["typname"], shorter))
 
 

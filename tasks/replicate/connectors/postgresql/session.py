@@ -171,12 +171,16 @@ def comma(parts: Sequence[sql.Composable]) -> sql.Composed:
     return sql.SQL(", ").join(parts)
 
 
-_VALUE = re.compile(r'(["«“]).*(["»”])', re.DOTALL)
+# As any language quotes them.
+_VALUE = re.compile(r"""["«»„“”‘‚「『].*["«»„“”’‘」』]""", re.DOTALL)
 # Of class 22, what names a column or an encoding; the bytes of a value may follow.
 _NAMING = re.compile(
     r'missing data for column ".*"|invalid byte sequence for encoding "[^"]*"(?=: )', re.DOTALL
 )
 _COLUMN = re.compile(r"^COPY .*?, line \d+, column (.+?)(?:: |$)", re.MULTILINE)
+# The same in another language; who may set lc_messages is the server's choice.
+_SPALTE = re.compile(r"^COPY .*?, [^\d,]+ \d+, [^\s,]+ (.+?)(?:\s?: |$)", re.MULTILINE)
+_NO_EQUIVALENT = "22P05"
 
 
 def describe_error(error: psycopg.Error, config: Mapping[str, Any]) -> str:
@@ -194,16 +198,26 @@ def describe_error(error: psycopg.Error, config: Mapping[str, Any]) -> str:
     state = diagnostic.sqlstate or ""
     if state.startswith("22"):
         naming = _NAMING.match(message)
-        message = naming.group() if naming else _VALUE.sub("(a value)", message)
-    found = _COLUMN.search(diagnostic.context or "")
-    name = found[1] if found else diagnostic.column_name
+        if state == _NO_EQUIVALENT:
+            # The server's own words tell the bytes of the character.
+            message = "a character has no equivalent in the encoding of the database"
+        else:
+            message = naming.group() if naming else _VALUE.sub("(a value)", message)
+    name = _column(error) or diagnostic.column_name
     where = f"column {name}: " if name else ""
     return redact(f"{where}{message} (SQLSTATE {state})", secrets_of(config))
 
 
+def _column(error: psycopg.Error) -> str | None:
+    """The column whose value COPY was reading."""
+    context = error.diag.context or ""
+    found = _COLUMN.search(context) or _SPALTE.search(context)
+    return found[1] if found else None
+
+
 # Errors that another attempt would only repeat: data, constraints, logins, dependents, names,
-# rights, features.
-_PERMANENT = ("22", "23", "28", "2B", "42", "0A", "3D", "3F")
+# rights, what is too large, features, what somebody's own function raises.
+_PERMANENT = ("22", "23", "28", "2B", "42", "54", "0A", "3D", "3F", "P0")
 # libpq hands out no SQLSTATE of a connection that was refused, only text. What is not known, such
 # as another language, is tried again.
 _NO_LOGIN = re.compile(
@@ -257,6 +271,6 @@ def _way_out(error: psycopg.Error, config: Mapping[str, Any]) -> str:
 
 def other_value(error: psycopg.Error) -> str:
     """What helps where a loaded value is none of its column's type, as a zero date of MySQL's."""
-    if not (error.sqlstate or "").startswith("22") or not _COLUMN.search(error.diag.context or ""):
+    if not (error.sqlstate or "").startswith("22") or not _column(error):
         return ""
     return "; change the sink column, or convert the value at the source, as with nullif in a query"

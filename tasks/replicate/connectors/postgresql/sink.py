@@ -280,14 +280,14 @@ def _pages(connection: psycopg.Connection[Any], statement: sql.Composed) -> Iter
             yield Batch(rows, len(rows), 0)
 
 
-# Data that is none, and names of what is not there; not a constraint, nor a session that was ended.
-_OF_POISONS = ("22", "42")
+# What is too long, or no text or binary form of the type, or beyond it.
+_OF_POISONS = ("22001", "22003", "22007", "22008", "22P02", "22P03")
 
 
 def _explained(error: SinkError, load: Load) -> SinkError:
     """An error about a value that was poisoned says what the guard is for."""
     message = str(error)
-    poisoned = any(f"(SQLSTATE {kind}" in message for kind in _OF_POISONS)
+    poisoned = any(f"(SQLSTATE {state})" in message for state in _OF_POISONS)
     for plan in load.columns:
         if poisoned and plan.poisons and f"column {plan.sink.name}: " in message:
             return SinkError(
