@@ -72,9 +72,9 @@ _NATIVE = frozenset(
     {"bool", "int2", "int4", "int8", "oid", "float4", "float8", "text", "varchar", "bytea"}
 )
 # COPY writes these otherwise than a cast to text: with the padding, which char(n) takes back for a
-# text's own spaces, or without the length of an address's net. Other engines get one form, whatever
-# the lane.
-_SHOWN_OTHERWISE = frozenset({"bpchar", "inet"})
+# text's own spaces, without the length of an address's net, or without a document's declaration.
+# Other engines get one form, whatever the lane.
+_SHOWN_OTHERWISE = frozenset({"bpchar", "inet", "xml"})
 
 
 class PostgreSQLSource(Source):
