@@ -42,6 +42,7 @@ def copy_out(
     messages: list[Any] = []
     parts: list[bytes] = []
     size = rows = known = 0
+    gone: psycopg.OperationalError | None = None
     length = 0
     while length >= 0:
         length, message = take(1)
@@ -60,8 +61,11 @@ def copy_out(
             parts.clear()
             size = rows = 0
         if length == 0:
+            if gone is not None:
+                raise gone
             ready.poll()
-            pgconn.consume_input()
+            # What came before the end is there still, and may be why it ended.
+            gone = _taken_in(pgconn)
     total = _ended(pgconn, ready)
     yield b"".join(parts), (known + rows if total is None else total) - known
 
@@ -138,21 +142,19 @@ def _answered(pgconn: Any, ready: select.poll, notices: list[Any]) -> bool:
             return True
         if events & select.POLLIN:
             notices.clear()
-            if not _taken_in(pgconn, notices):
+            if not _only_notices(pgconn, notices):
                 return True
         elif not pgconn.flush():
             return False
 
 
-def _taken_in(pgconn: Any, notices: list[Any]) -> bool:
+def _only_notices(pgconn: Any, notices: list[Any]) -> bool:
     """Whether what comes from the server is no answer; of a notice it may be a part at first."""
     more = select.poll()
     more.register(pgconn.socket, select.POLLIN)
     while not notices:
-        try:
-            pgconn.consume_input()
-        except psycopg.OperationalError:
-            # It is gone. What it said before is told at the end.
+        if _taken_in(pgconn) is not None:
+            # What it said before is told at the end.
             return False
         pgconn.is_busy()
         if pgconn.server_version < _ANSWERS_LAST:
@@ -211,8 +213,19 @@ def _emptied(pgconn: Any, ready: select.poll, result: Any) -> None:
 def _result(pgconn: Any, ready: select.poll) -> Any:
     while pgconn.is_busy():
         ready.poll()
-        pgconn.consume_input()
+        gone = _taken_in(pgconn)
+        if gone is not None and pgconn.is_busy():
+            raise gone
     return pgconn.get_result()
+
+
+def _taken_in(pgconn: Any) -> psycopg.OperationalError | None:
+    """Take in what has come; the error where the server is gone."""
+    try:
+        pgconn.consume_input()
+    except psycopg.OperationalError as error:
+        return error
+    return None
 
 
 def _check(pgconn: Any, result: Any, wanted: pq.ExecStatus) -> None:
