@@ -142,6 +142,21 @@ def _ranked(
     ]
 
 
+def _emptied(spec: ReplicationSpec, theirs: Relation, planned: set[str]) -> list[str]:
+    """What to say of sink columns that a job that replaces all rows leaves NULL, where nobody has
+    chosen the columns: the source may have had them."""
+    chosen_by_user = spec.source.columns is not None or spec.source.query is not None
+    if spec.mode == "incremental" or chosen_by_user or not theirs.named:
+        return []
+    return [
+        f"column {column.name} of {join_name(split_name(spec.sink.table or ''))} is NULL in every "
+        "row: the source has no such column (where that is meant, list source.columns)"
+        for column in theirs.columns
+        if column.name not in planned and not (column.has_default or column.generated)
+        if column.nullable
+    ]
+
+
 def plan(
     spec: ReplicationSpec, source: Source, sink: Sink, ours: Relation, theirs: Relation
 ) -> Plan:
@@ -201,6 +216,7 @@ def plan(
                 f"column {name} of {table} is NOT NULL without a default and the source has no "
                 "such column: give it a default, allow NULL, or add it to the source"
             )
+    warnings += _emptied(spec, theirs, set(planned))
     if spec.mode == "incremental" and not problems and ours.column(spec.watermark or ""):
         problems += _ranked(spec, sink, ours, theirs, columns)
     if not columns and not problems:

@@ -461,3 +461,17 @@ def test_a_stop_says_what_the_sink_may_hold__R_F4(
         modes.run(context)
     assert context.warning == says
     assert sink.execute("select id from t") == ([] if says else [(2,)])
+
+
+@pytest.mark.parametrize("mode", ["complete", "complete-atomic"])
+def test_a_column_that_the_source_has_no_more_is_told(
+    source: Database, sink: Database, job: Make, mode: str
+) -> None:
+    for database in (source, sink):
+        database.execute("create table t (id int primary key, phone text, n int default 7)")
+    source.execute("insert into t values (1, '555'); alter table t drop phone, drop n")
+    (warning,) = job(mode).run().result["warnings"]
+    assert "column phone of public.t is NULL in every row" in warning
+    assert sink.execute("select * from t") == [(1, None, 7)]
+    assert "warnings" not in job(mode, reads={"columns": ["id"]}).run().result
+    assert "warnings" not in job(mode, None, "t", reads={"query": "select id from t"}).run().result
