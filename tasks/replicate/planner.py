@@ -143,17 +143,19 @@ def _ranked(
 
 
 def _emptied(spec: ReplicationSpec, theirs: Relation, planned: set[str]) -> list[str]:
-    """What to say of sink columns that a job that replaces all rows leaves NULL, where nobody has
-    chosen the columns: the source may have had them."""
+    """What to say of sink columns that a job that writes all rows anew leaves NULL, where nobody
+    has chosen the columns: the source may have had them."""
+    keeps_rows = spec.mode == "incremental" or spec.atomic == "diff"
     chosen_by_user = spec.source.columns is not None or spec.source.query is not None
-    if spec.mode == "incremental" or chosen_by_user or not theirs.named:
+    if keeps_rows or chosen_by_user or not theirs.named:
         return []
     return [
         f"column {column.name} of {join_name(split_name(spec.sink.table or ''))} is NULL in every "
         "row: the source has no such column (where that is meant, list source.columns)"
         for column in theirs.columns
-        if column.name not in planned and not (column.has_default or column.generated)
-        if column.nullable
+        if column.name not in planned
+        and column.nullable
+        and not (column.has_default or column.generated)
     ]
 
 

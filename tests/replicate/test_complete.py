@@ -475,3 +475,14 @@ def test_a_column_that_the_source_has_no_more_is_told(
     assert sink.execute("select * from t") == [(1, None, 7)]
     assert "warnings" not in job(mode, reads={"columns": ["id"]}).run().result
     assert "warnings" not in job(mode, None, "t", reads={"query": "select id from t"}).run().result
+
+
+def test_a_column_that_only_the_sink_has_stays_where_rows_do(
+    source: Database, sink: Database, job: Make
+) -> None:
+    source.execute("create table t (id int primary key, n int)")
+    sink.execute("create table t (id int primary key, n int, phone text)")
+    source.execute("insert into t values (1, 1), (2, 3)")
+    sink.execute("insert into t values (1, 1, '555'), (2, 2, '556')")
+    assert "warnings" not in job("complete-atomic", atomic="diff").run().result
+    assert sink.execute("select * from t order by id") == [(1, 1, "555"), (2, 3, "556")]

@@ -140,7 +140,7 @@ def _same(source: Column, sink: Column) -> Fit:
         return refusal(source.type, sink.type, "the servers differ in lc_monetary")
     if ours["signature"] != theirs["signature"]:
         return refusal(source.type, sink.type, "the type of that name is built otherwise there")
-    if ours["typname"] in _OF_ONE_DATABASE or _within(source) & _OF_ONE_DATABASE:
+    if _within(source) & _OF_ONE_DATABASE:
         return _of_one_database(source, sink)
     built_in = ours["builtin"] and theirs["builtin"] and ours["typtype"] == theirs["typtype"] != "c"
     enum = ours["typtype"] == theirs["typtype"] == "e"
@@ -237,15 +237,14 @@ def _into_numeric(source: Column, sink: Column) -> Fit:
     if precision is None or scale is None:
         return Fit(ANY, read_as="({})::numeric")
     # Too many digits before the point are the sink's error.
-    exact = _NUMBER
     if one in _INTEGERS and scale >= 0:
-        return Fit(ANY, read_as=exact)
+        return Fit(ANY, read_as=_NUMBER)
     wide, fine = source.type.precision, source.type.scale
     if wide is not None and fine is not None and fine <= scale:
         roomy = wide - fine <= precision - scale
-        return Fit(ANY, read_as=_cast(sink) if roomy else exact)
-    test = f"{exact} {_EQUALS} pg_catalog.round({exact}, {scale})"
-    return _guarded(test, _packed(test, "numeric", exact))
+        return Fit(ANY, read_as=_cast(sink) if roomy else _NUMBER)
+    test = f"{_NUMBER} {_EQUALS} pg_catalog.round({_NUMBER}, {scale})"
+    return _guarded(test, _packed(test, "numeric", _NUMBER))
 
 
 def _shorter_clock(source: Column, sink: Column) -> Fit:

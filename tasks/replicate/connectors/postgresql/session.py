@@ -179,7 +179,7 @@ _NAMING = re.compile(
 )
 _COLUMN = re.compile(r"^COPY .*?, line \d+, column (.+?)(?:: |$)", re.MULTILINE)
 # The same in another language; who may set lc_messages is the server's choice.
-_SPALTE = re.compile(r"^COPY .*?, [^\d,]+ \d+, [^\s,]+ (.+?)(?:\s?: |$)", re.MULTILINE)
+_COLUMN_ELSEWHERE = re.compile(r"^COPY .*?, [^\d,]+ \d+, [^\s,]+ (.+?)(?:\s?: |$)", re.MULTILINE)
 _NO_EQUIVALENT = "22P05"
 
 
@@ -211,7 +211,7 @@ def describe_error(error: psycopg.Error, config: Mapping[str, Any]) -> str:
 def _column(error: psycopg.Error) -> str | None:
     """The column whose value COPY was reading."""
     context = error.diag.context or ""
-    found = _COLUMN.search(context) or _SPALTE.search(context)
+    found = _COLUMN.search(context) or _COLUMN_ELSEWHERE.search(context)
     return found[1] if found else None
 
 
